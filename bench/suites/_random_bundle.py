@@ -79,8 +79,8 @@ def write_bundle(
         _let_channels_stand_out(folder / WEIGHTS_FILE)
         write_random_tokenizer(sizes, folder, seed=seed)
     backbone = open_backbone(str(folder))
-    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
-    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    graphs = {BACKBONE_FILE: backbone.architecture.graph(backbone.checkpoint)}
+    text = backbone.architecture.text_graphs(backbone.checkpoint)
     graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
     entries: dict[str, TaskEntry] = {}
     for structure in structures:

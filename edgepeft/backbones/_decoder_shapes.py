@@ -28,30 +28,19 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 class DecoderLayout:
     """How a model type differs from Llama.
 
-    ``biased`` are the linear layers with a bias whatever the config says; ``head_norms``: queries and keys are normed
-    head by head, in transformers with heads on that axis; ``sandwich``: norms stand past the sub-layers too;
-    ``plus_one``: norms multiply by 1 + weight; ``scaled``: embeddings are multiplied by the root of d.
+    ``norms`` are a layer's, before and past attention, before and past the feed-forward; ``biased`` the linear layers
+    with a bias whatever the config says; ``head_norms``: queries and keys are normed head by head, in transformers with
+    heads on that axis; ``plus_one``: norms multiply by 1 + weight; ``scaled``: embeddings are multiplied by the root of
+    d.
     """
 
+    norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     biased: tuple[str, ...] = ()
     head_norms: int = 0
-    sandwich: bool = False
     plus_one: bool = False
     scaled: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")  # the config's key, and what is taken where that is silent
     local_theta: bool = False  # layers with a window have a base of their own
-
-    @property
-    def norms(self) -> dict[str, str]:
-        """Names of a layer's norms: before attention, past it, before the feed-forward, past it."""
-        if not self.sandwich:
-            return {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
-        return {
-            "attention": "input_layernorm",
-            "past_attention": "post_attention_layernorm",
-            "ffn": "pre_feedforward_layernorm",
-            "past_ffn": "post_feedforward_layernorm",
-        }
 
 
 LAYOUTS: Mapping[str, DecoderLayout] = {
@@ -60,8 +49,13 @@ LAYOUTS: Mapping[str, DecoderLayout] = {
     "qwen2": DecoderLayout(biased=_LINEAR[:3]),
     "qwen3": DecoderLayout(head_norms=2),
     "gemma3_text": DecoderLayout(
+        norms=(
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ),
         head_norms=1,
-        sandwich=True,
         plus_one=True,
         scaled=True,
         local_theta=True,
@@ -82,10 +76,8 @@ class DecoderSizes(Sizes):
 
 
 def sizes_of(config: Mapping[str, Any]) -> DecoderSizes:
-    layout, heads = (
-        LAYOUTS[config["model_type"]],
-        checked("num_attention_heads", config.get("num_attention_heads"), "int"),
-    )
+    layout = LAYOUTS[config["model_type"]]
+    heads = checked("num_attention_heads", config.get("num_attention_heads"), "int")
     silent = {"num_key_value_heads": heads, "activation": layout.activation[1]}
     keys = {"layer_norm_eps": "rms_norm_eps", "activation": layout.activation[0]}
     silent["head_dim"] = checked("hidden_size", config.get("hidden_size"), "int") // heads
@@ -171,7 +163,7 @@ def tensors_of(config: Mapping[str, Any], sizes: DecoderSizes, sites: Iterable[S
             tensors[f"{site.module}.weight"] = (site.out_features, site.in_features)
             if site.module.endswith(tuple(biased)):
                 tensors[f"{site.module}.bias"] = (site.out_features,)
-        tensors |= {f"{layer}{norm}.weight": (d,) for norm in layout.norms.values()}
+        tensors |= {f"{layer}{norm}.weight": (d,) for norm in filter(None, layout.norms)}
         if layout.head_norms:
             tensors |= {f"{layer}self_attn.{part}_norm.weight": (e,) for part in "qk"}
     return {**tensors, "model.norm.weight": (d,)}
@@ -188,26 +180,26 @@ def sites_of(layout: DecoderLayout, sizes: DecoderSizes) -> Iterator[Site]:
             place = f"{layer}.{module}".rstrip(".")  # noqa: B023
             return Site(name + role, role, i, *widths, place, place, **more)  # noqa: B023
 
-        yield at(Role.ATTENTION_NORM, layout.norms["attention"], (d, d))
+        yield at(Role.ATTENTION_NORM, layout.norms[0], (d, d))
         for role, module, width in zip(ATTENDING, _LINEAR, (wide, narrow, narrow), strict=False):
             yield at(role, module, (d, width), input=name + Role.ATTENTION_NORM)
         # Where no norm stands between, a layer's keys and values are what its products give.
         key, value = ("self_attn.k_norm", "") if layout.head_norms else (_LINEAR[1], name + Role.KEY)
-        states = (
-            (Role.KEY_STATES, key, layout.head_norms, value),
-            (Role.VALUE_STATES, _LINEAR[2], 0, name + Role.VALUE),
-        )
-        for role, module, heads, value in states:
+        states = {
+            Role.KEY_STATES: (key, layout.head_norms, value),
+            Role.VALUE_STATES: (_LINEAR[2], 0, name + Role.VALUE),
+        }
+        for role, (module, heads, value) in states.items():
             yield Site(name + role, role, i, narrow, narrow, f"{layer}.{module}", heads=heads, value=value)
         below = f"layer.{i - 1}.layer_output" if i else "word_embeddings"
         around = {"residual": layer, "input": f"{name}context", "added": below}
         yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), **around)
-        yield at(Role.FFN_NORM, layout.norms["ffn"], (d, d))
+        yield at(Role.FFN_NORM, layout.norms[2], (d, d))
         for role, module in zip((Role.FFN_GATE, Role.FFN_GATED), _FEED_FORWARD, strict=False):
             yield at(role, module, (d, f), input=name + Role.FFN_NORM)
         yield at(Role.FFN_ACTIVATION, _FEED_FORWARD[2], (f, f), is_input=True)
-        around = {"input": name + Role.FFN_ACTIVATION, "added": f"{name}attention_output.sum"}
-        around["residual"] = f"{layer}.{layout.norms['ffn']}"
+        around = {"residual": f"{layer}.{layout.norms[2]}", "added": f"{name}attention_output.sum"}
+        around["input"] = name + Role.FFN_ACTIVATION
         yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), **around)
         yield at(Role.LAYER_OUTPUT, "", (d, d))
     yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NO_HEAD = "none"
 OUTPUT_LAYER = "lm_head.weight"  # what gives a decoder's logits, where the table of words does not
+LEARNT = "embeddings.position_embeddings.weight"
 
 
 class Role(StrEnum):
@@ -192,7 +193,7 @@ class Decoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Sizes):
-    """A backbone's sizes (layers of all stacks together), tensors and sites, read from its config alone."""
+    """A backbone's sizes (layers of all stacks together), tensors and sites, read from its config alone, and graphs."""
 
     family: str
     model_type: str
@@ -215,6 +216,9 @@ class Architecture(Sizes):
     foreign_head: str = ""  # what transformers' classifier has where no head of ours does
     reference: str = "eager"  # the attention of transformers that exports are compared with
     weights_dtype: Literal["fp32", "int8"] = "fp32"  # how exports store the weights where nothing else is asked for
+    own_values: tuple[str, ...] = ()  # values of the graph that a delta may read besides sites and packed indices
+    # Of an architecture and its checkpoint what emits one graph; with a decoder it is a ``TextBuilder``.
+    builder: Callable[[Architecture, Checkpoint], Any] = field(compare=False, repr=False)
 
     @property
     def placeholder_token_id(self) -> int:
@@ -252,6 +256,46 @@ class Architecture(Sizes):
         paths = (site.module.replace(".", "/") for site in self.sites if site.name.startswith(stem))
         return posixpath.commonpath(list(paths)).replace("/", ".") + "."
 
+    def open_checkpoint(self, weights: Path) -> Checkpoint:
+        """Index a weights file by the base model's parameter names, be it the base model's or a whole model's."""
+        stored = Checkpoint.open(weights).with_aliases(self.aliases)
+        found = stored.with_prefix_for(self.tensors, ("", self.prefix), self.model_type)
+        if self.attention and found.has(LEARNT):  # it may have all other tensors that a rotary model asks for
+            raise BundleError(
+                f"{weights} has {LEARNT}, positions that were learnt, and the config's model_type is "
+                f"{self.model_type!r}, which has none; weights and config do not belong together."
+            )
+        return found
+
+    def graph(self, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """The packed-token graph, whose initializers point into the checkpoint.
+
+        Its outputs are last_hidden_state [B, S, d], pooled values [B, d] and of a decoder its labels' edges [B, n, e].
+        """
+        model: onnx.ModelProto = self.builder(self, checkpoint).model()
+        return model
+
+    def text_graphs(self, checkpoint: Checkpoint) -> TextGraphs | None:
+        """The graphs that write text, over the same weights; None where the model has no decoder."""
+        return self.builder(self, checkpoint).text_graphs() if self.decoder else None
+
+    def teaching_graph(self, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """The graph that teaches text: a row, and what stands before each target token -> that token's logits."""
+        if self.decoder is None:
+            raise BundleError(f"a {self.model_type} has no decoder that could be taught to write text.")
+        model: onnx.ModelProto = self.builder(self, checkpoint).teaching()
+        return model
+
+    @property
+    def bindings(self) -> dict[str, str]:
+        """Site, ``<site>.input``, ``<site>.residual``, ``PackedIndex`` and ``own_values`` -> value of the graph."""
+        values = {helper.value: value for helper, value in PACKED_INDICES.items()}
+        values |= {name: name for name in self.own_values}
+        for site in self.sites:
+            own = {"": site.value or site.name, ".input": site.input, ".residual": site.added}
+            values |= {site.name + suffix: value for suffix, value in own.items() if value}
+        return values
+
 
 class Family(ABC):
     """Backbones that share one table and one graph builder."""
@@ -259,7 +303,6 @@ class Family(ABC):
     name: str
     model_types: tuple[str, ...]
     limits: tuple[str, ...]  # what of such models is not supported, as sentences
-    own_values: ClassVar[Mapping[str, str]] = {}  # what else a delta may read -> value of the graph
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -268,31 +311,6 @@ class Family(ABC):
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
         """Map a tensor's name in files to those in transformers' modules; several have its rows, in equal parts."""
         return (name,)
-
-    def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
-        """Index a weights file by the base model's parameter names, be it the base model's or a whole model's."""
-        stored = Checkpoint.open(weights).with_aliases(architecture.aliases)
-        return stored.with_prefix_for(architecture.tensors, ("", architecture.prefix), architecture.model_type)
-
-    @abstractmethod
-    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """Emit the packed-token graph whose initializers point into the checkpoint."""
-
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs | None:
-        """Build the graphs that write text, over the same weights; None where the model has no decoder."""
-        return None
-
-    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """Build the graph that teaches text: a row, and what stands before each target token -> that token's logits."""
-        raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
-
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Site, ``<site>.input``, ``<site>.residual``, ``PackedIndex`` and ``own_values`` -> value of the graph."""
-        values = {helper.value: value for helper, value in PACKED_INDICES.items()} | dict(self.own_values)
-        for site in architecture.sites:
-            own = {"": site.value or site.name, ".input": site.input, ".residual": site.added}
-            values |= {site.name + suffix: value for suffix, value in own.items() if value}
-        return values
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

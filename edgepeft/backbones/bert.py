@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgepeft.backbones._layouts import BUCKETS, ENCODERS, ModelLayout
-from edgepeft.backbones.encoder import Encoder
+from edgepeft.backbones.encoder import BUCKETS, ENCODERS, Encoder, ModelLayout
 
 _ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
 LAYOUTS = {

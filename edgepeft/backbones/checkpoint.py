@@ -153,9 +153,8 @@ class Checkpoint:
 
     def parts(self, name: str) -> tuple[str, ...]:
         """Names in the file of a tensor: its own, or those of the integers and scales of a quantised one."""
-        quantised = Quantised(name)
-        integers = (quantised.matrix, quantised.packed, quantised.bytes, quantised.table)
-        stored = (name, *integers, quantised.scale, quantised.columns)
+        of = Quantised(name)
+        stored = (name, of.matrix, of.packed, of.bytes, of.table, of.scale, of.columns)
         return tuple(n for n in stored if n in self.tensors)
 
     def stored_name(self, canonical: str) -> str:

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Distances, Role
 from edgepeft.backbones.config import checked, require_switches
-from edgepeft.backbones.encoder import Encoder, EncoderBuilder
+from edgepeft.backbones.encoder import Encoder, EncoderBuilder, ModelLayout
 from edgepeft.backbones.positions import LONGER
 from edgepeft.common.errors import UsageError
 
@@ -67,8 +66,10 @@ def rows_of_distances(span: int, furthest: int) -> NDArray[np.int64]:
 class _Builder(EncoderBuilder):
     """Every encoder's, with disentangled attention."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **layout: Any) -> None:
+        super().__init__(*given, **layout)
+        assert self.arch.distances
+        self.known = self.arch.distances
         op, ints, packing = self.emit.op, self.emit.ints, self.packing
         table = self.emit.norm(_NORM, self.emit.weight(_TABLE), "distances")  # (2 span, d)
         columns = op("Range", packing.zero, op("Add", packing.length, packing.length), packing.one)  # (D)
@@ -88,8 +89,7 @@ class _Builder(EncoderBuilder):
 
     def _rows(self, distances: str) -> str:
         """int64 (D): the table's row of each distance."""
-        op, constant, known = self.emit.op, self.emit.constant, self.arch.distances
-        assert known
+        op, constant, known = self.emit.op, self.emit.constant, self.known
         far = op("Max", distances, op("Neg", distances))
         if known.by_powers:
             rows = rows_of_distances(known.span, known.furthest)
@@ -107,8 +107,7 @@ class _Builder(EncoderBuilder):
         layout, op, linear = self.layout, self.emit.op, self.emit.linear
         packing, width = self.packing, self.arch.hidden_size
         scale = self.emit.constant("query_scale", (3 * width // self.arch.n_heads) ** -0.5, np.float32)
-        shared, end = (True, LONGER) if _shares(self.arch) else (False, "")
-        reads = hidden
+        shared, end, reads = self.known.shared, LONGER if self.known.shared else "", hidden
         if shared:  # (T + R, d)
             reads = op("Concat", hidden, self.needed, axis=0, output=f"{name}attention_reads{LONGER}")
         query = linear(layer + layout.query, reads, f"{name}query{end}")
@@ -200,10 +199,6 @@ FAMILY = DebertaV2(
         "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
     ),
 )
-
-
-def _shares(architecture: Architecture) -> bool:
-    return architecture.distances is not None and architecture.distances.shared
 
 
 def _parts(kinds: Any) -> Any:

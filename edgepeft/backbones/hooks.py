@@ -31,7 +31,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
     import transformers
 
     # Refuses weights that lack a tensor, which transformers would draw at random, unheard.
-    backbone.family.open_checkpoint(backbone.architecture, backbone.weights)
+    backbone.architecture.open_checkpoint(backbone.weights)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it announces the unused pooler of every such checkpoint
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

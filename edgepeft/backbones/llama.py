@@ -25,7 +25,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import _decoder_shapes as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import PACKED_INDICES, Architecture, Attention, Decoder, PackedIndex, Pooling, Role
+from edgepeft.backbones.base import PACKED_INDICES, Architecture, Attention, Decoder, Family, PackedIndex, Pooling, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import checked
 from edgepeft.backbones.packing import Packing
@@ -135,26 +135,26 @@ class _Builder(text.TextBuilder):
     def _layers(self, hidden: str, attend: _Attend) -> str:
         """(., d) -> (., d), past the last norm."""
         op, linear = self.emit.op, self.emit.linear
-        norms = self.layout.norms
+        before_attention, past_attention, before_ffn, past_ffn = self.layout.norms
         for i in range(self.arch.n_layers):
             module, name = f"model.layers.{i}.", f"layer.{i}."
-            normed = self.norm(module + norms["attention"], hidden, name + "attention_norm")
+            normed = self.norm(module + before_attention, hidden, name + "attention_norm")
             of = f"{module}self_attn."
             query, key, value = (linear(f"{of}{role[0]}_proj", normed, name + role) for role in shapes.ATTENDING)
-            query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
+            query = self._turned(i, query, f"{of}q_norm", self.arch.n_heads)
             query = op("Mul", query, self.emit.constant("query_scale", self.width**-0.5, np.float32))
             states = f"{name}{Role.KEY_STATES}" if self.layout.head_norms else ""
-            key = self._turned(i, key, f"{module}self_attn.k_norm", self.heads, states)
+            key = self._turned(i, key, f"{of}k_norm", self.heads, states)
             context = attend(i, query, key, value, name + "context")
-            attended = linear(f"{module}self_attn.o_proj", context, name + "attention_output")
-            if self.layout.sandwich:
-                attended = self.norm(module + norms["past_attention"], attended)
+            attended = linear(f"{of}o_proj", context, name + "attention_output")
+            if past_attention:
+                attended = self.norm(module + past_attention, attended)
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
-            normed = self.norm(module + norms["ffn"], hidden, name + "ffn_norm")
+            normed = self.norm(module + before_ffn, hidden, name + "ffn_norm")
             up, down, gate = (f"{module}mlp.{part}_proj" for part in ("up", "down", "gate"))
             down = self.emit.feed_forward(normed, name, up=up, down=down, gate=gate)
-            if self.layout.sandwich:
-                down = self.norm(module + norms["past_ffn"], down)
+            if past_ffn:
+                down = self.norm(module + past_ffn, down)
             hidden = op("Add", down, hidden, output=name + "layer_output")
         return self.norm("model.norm", hidden, Role.STACK_OUTPUT.value)
 
@@ -217,7 +217,7 @@ class _Builder(text.TextBuilder):
         return op("Reshape", context, ints(-1, k * g * e), output=output)
 
 
-class Llama(text.TextFamily):
+class Llama(Family):
     """Decoders alone, by the whole model's names: ``model.layers.0...`` and ``lm_head``."""
 
     name = "llama"
@@ -227,7 +227,6 @@ class Llama(text.TextFamily):
         "Where layers see a window, prompt and answer together may be as long as the window.",
         "The rope_type is default, linear or llama3; logits that are capped are refused.",
     )
-    builder = _Builder
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
@@ -252,6 +251,7 @@ class Llama(text.TextFamily):
             pooling=Pooling.LAST,
             attention=shapes.attention_of(config, sizes),
             weights_dtype="int8",  # a step's time is that of reading the weights
+            builder=_Builder,
             reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
         )
 

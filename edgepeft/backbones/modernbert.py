@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Pooling
 from edgepeft.backbones.config import checked, require_known, require_switches, rope_theta
-from edgepeft.backbones.encoder import Encoder
+from edgepeft.backbones.encoder import Encoder, ModelLayout
 from edgepeft.common.errors import UsageError
 
 _LAYOUT = ModelLayout(

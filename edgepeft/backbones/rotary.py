@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgepeft.backbones._layouts import ACTIVATIONS, ENCODERS, ModelLayout
-from edgepeft.backbones.encoder import Encoder
+from edgepeft.backbones.encoder import ACTIVATIONS, ENCODERS, Encoder, ModelLayout
 
 _ROFORMER = ModelLayout(
     prefix="roformer.",

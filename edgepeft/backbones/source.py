@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgepeft.backbones.base import Architecture, Family, Pooling, family_of
+from edgepeft.backbones.base import Architecture, Pooling, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import COMPANIONS, MODULES_FILE, plain_folder
@@ -34,14 +34,9 @@ class Backbone:
     config: Mapping[str, Any]
 
     @cached_property
-    def family(self) -> Family:
-        """The family that builds its graph."""
-        return family_of(self.config)
-
-    @cached_property
     def architecture(self) -> Architecture:
         """Its sizes, tensors and sites."""
-        return self.family.architecture(self.config)
+        return family_of(self.config).architecture(self.config)
 
     @property
     def weights(self) -> Path:
@@ -56,7 +51,7 @@ class Backbone:
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The index of the weights, by the base model's parameter names."""
-        return self.family.open_checkpoint(self.architecture, self.weights)
+        return self.architecture.open_checkpoint(self.weights)
 
     @cached_property
     def pooling(self) -> Pooling:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.backbones import text
-from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import Sizes, read_sizes, require_known
 from edgepeft.backbones.packing import Packing
@@ -316,7 +316,7 @@ class _Builder(text.TextBuilder):
         return op("Reshape", merged, self.emit.ints(-1, self.inner), output=output)
 
 
-class T5(text.TextFamily):
+class T5(Family):
     """T5, T5 1.1, Flan-T5, byT5 and mT5."""
 
     name = "t5"
@@ -325,8 +325,6 @@ class T5(text.TextFamily):
         "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
         "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
     )
-    builder = _Builder
-    own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
@@ -362,6 +360,8 @@ class T5(text.TextFamily):
             words="shared.weight",
             absent_biases={f"{module}.bias": (width,) for module, width in biases.items()},
             decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
+            builder=_Builder,
+            own_values=LABEL_VALUES,
             aliases={OUTPUT_LAYER: "shared.weight"} if aliased else {},
         )
 

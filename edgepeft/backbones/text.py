@@ -4,7 +4,7 @@ The encoder's graph gives each decoder layer's keys and values for cross-attenti
 step: the texts' last tokens in, logits of the next ones out.  Each text continues one of those of the step before
 (``ORDER``) with its cache, which serves beams, reordering and early ends.
 The training graph has both parts; its decoder reads all of a target but its last token at once.
-A family with a decoder (``TextFamily``) has a builder of these graphs (``TextBuilder``).
+A model with a decoder has a builder of these graphs (``TextBuilder``).
 
 Letters: B rows, S their padded length, T tokens of the longest target, n beams of a row, N = B n texts, P texts of the
 step before, L tokens that they have, d hidden, h heads, e a head's width, v vocabulary.
@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Family, Role
+from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 
@@ -83,6 +83,10 @@ class TextBuilder(ABC):
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of n target tokens, (B, n), -> (B, n, v), by ``_taught``."""
 
+    def text_graphs(self) -> TextGraphs:
+        """The graph of the rows, and that of a step."""
+        return TextGraphs(self.encoder(), type(self)(self.arch, self.emit.checkpoint).decoder())
+
     def norm(self, module: str, value: str, output: str = "") -> str:
         """RMSNorm, x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
         op, constant, weight = self.emit.op, self.emit.constant, self.emit.weight(f"{module}.weight")
@@ -125,22 +129,3 @@ class TextBuilder(ABC):
         shape = (texts, self.heads, length, self.width)
         names = (name for layer in range(self.depth) for name in caches(kind, layer))
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
-
-
-class TextFamily(Family):
-    """Base of families with a decoder."""
-
-    builder: ClassVar[type[TextBuilder]]
-
-    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph: last_hidden_state [B, S, d], pooled values [B, d], labels' edges [B, n, e]."""
-        return self.builder(architecture, checkpoint).model()
-
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:
-        """The graph of the rows, and that of a step."""
-        encoder, decoder = (self.builder(architecture, checkpoint) for _ in range(2))
-        return TextGraphs(encoder.encoder(), decoder.decoder())
-
-    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """A row and its target in one pass."""
-        return self.builder(architecture, checkpoint).teaching()

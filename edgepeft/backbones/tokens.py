@@ -134,12 +134,9 @@ class TextEncoder:
         return encodings
 
     def _padded(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[Any]]:
-        columns = {
-            "input_ids": ([e.ids for e in encodings], self._pad),
-            "attention_mask": ([e.attention_mask for e in encodings], 0),
-            "token_type_ids": ([e.type_ids for e in encodings], 0),
-        }
-        return {name: pad_rows(*columns[name]) for name in self._inputs}
+        of = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        fill = {"input_ids": self._pad}
+        return {n: pad_rows([getattr(each, of[n]) for each in encodings], fill.get(n, 0)) for n in self._inputs}
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

@@ -14,7 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import Architecture, Family, family_of
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES
@@ -72,14 +72,9 @@ class Bundle:
         return where.read_bytes(), str(where)
 
     @cached_property
-    def family(self) -> Family:
-        """The backbone's family."""
-        return family_of(self._config)
-
-    @cached_property
     def architecture(self) -> Architecture:
         """The backbone's sizes and sites, from its config."""
-        return self.family.architecture(self._config)
+        return family_of(self._config).architecture(self._config)
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -113,7 +108,7 @@ class Bundle:
 
     @cached_property
     def _index(self) -> Checkpoint:
-        return self.family.open_checkpoint(self.architecture, self.weights)
+        return self.architecture.open_checkpoint(self.weights)
 
     def _expect_hash(self, path: Path, expected: str) -> None:
         """As ``expect_hash``; the error distinguishes a damaged bundle from one that was exported anew meanwhile."""

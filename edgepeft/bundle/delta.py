@@ -315,7 +315,7 @@ def new_delta(
         prompt_length=prompt,
         backbone=BackboneCard(
             source=backbone.source,
-            family=backbone.family.name,
+            family=backbone.architecture.family,
             model_type=backbone.architecture.model_type,
             sha256=backbone.sha256,
         ),

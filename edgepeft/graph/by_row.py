@@ -19,7 +19,6 @@ Letters: N rows, S tokens of each, K inputs, r rank, d width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -31,7 +30,7 @@ from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.in_place import LAST, TEXTS, OtherForm
 from edgepeft.graph.parameters import StructuredTask
-from edgepeft.graph.protos import add_constants, attributes, constant, copied, floats, replace, values_read
+from edgepeft.graph.protos import attributes, constant, copied, floats, replace, values_read
 
 _BY_ROW, _OF_TEXTS = "/by_row", "/of_texts"  # how values [N, S, .] end
 
@@ -41,13 +40,6 @@ _SINGLES = ("Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Tanh")
 _EACH = ("Add", "Div", "Gelu", "Mul", "Pow", "ReduceMean", "Sigmoid", "Sqrt", "Sub")
 _OF_LAST_AXIS = ("Concat", "Split")
 _FLAT_ONLY = ("Gemm", "MatMulInteger", "DynamicQuantizeMatMul")
-
-
-class _Fed(NamedTuple):
-    """How a fed value is read."""
-
-    transposed: bool = False
-    factor: float = 1.0
 
 
 @Contract(requires=[well_formed], ensures=[well_formed])
@@ -107,7 +99,7 @@ class _ByRow(_Forms):
 
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
-        self.fed: dict[str, _Fed] = {}
+        self.fed: dict[str, tuple[bool, float]] = {}  # how each is read: whether transposed, and times which factor
         self._shapes = shapes
         self._products: dict[str, str] = {}  # what a product gives -> the matrix that was fed
         self._sizes: set[int] = set()
@@ -132,11 +124,12 @@ class _ByRow(_Forms):
         for name in self._outputs:
             self.flat(name)
         replace(graph.node, self.nodes)
-        add_constants(graph, {f"rows/{size}": [-1, size] for size in sorted(self._sizes)})
+        sizes = (numpy_helper.from_array(np.array([-1, size]), f"rows/{size}") for size in sorted(self._sizes))
+        graph.initializer.extend(sizes)
         for value in graph.input:
             if value.name in self._shapes:
                 shape = self._shapes[value.name]
-                turned = shape[::-1] if self.fed[value.name].transposed else shape
+                turned = shape[::-1] if self.fed[value.name][0] else shape
                 value.CopyFrom(floats(value.name, ["rows", *(turned if len(shape) == 2 else (1, *shape))]))
         prune(graph)
 
@@ -146,7 +139,7 @@ class _ByRow(_Forms):
         if len(matrix) != 1 or matrix[0] not in self._shapes or len(self._shapes[matrix[0]]) != 2 or given["transA"]:
             raise OtherForm
         transposed = bool(given["transB"])
-        self._read(matrix[0], _Fed(transposed, given["alpha"]))
+        self._read(matrix[0], transposed, given["alpha"])
         rows = self._widened(x, self._shapes[matrix[0]][1 if transposed else 0])
         self.on_wide(helper.make_node("MatMul", [], node.output, node.name), [rows, matrix[0]], _BY_ROW)
         self._products[node.output[0]] = matrix[0]
@@ -156,7 +149,7 @@ class _ByRow(_Forms):
         if fed:
             if len(self._shapes[fed[0]]) != 1 or len(others) != 1:
                 raise OtherForm
-            self._read(fed[0], _Fed())
+            self._read(fed[0])
             rows = self._widened(others[0], self._shapes[fed[0]][0])
             self.on_wide(node, [name if name in fed else rows for name in node.input], _BY_ROW)
             return
@@ -172,8 +165,8 @@ class _ByRow(_Forms):
         products = [name for name in node.input if name in self._products and self._readers[name] == 1]
         if node.op_type != "Mul" or len(scalars) != 1 or len(products) != 1:
             return False
-        fed = self.fed[matrix := self._products[products[0]]]
-        self.fed[matrix] = fed._replace(factor=fed.factor * float(numpy_helper.to_array(self._scalars[scalars[0]])))
+        transposed, factor = self.fed[matrix := self._products[products[0]]]
+        self.fed[matrix] = transposed, factor * float(numpy_helper.to_array(self._scalars[scalars[0]]))
         self._wide[node.output[0]] = self._wide[products[0]]
         return True
 
@@ -181,10 +174,10 @@ class _ByRow(_Forms):
         """Whether it has the form [N, S, .] alone."""
         return value in self._wide and value not in self._flat
 
-    def _read(self, name: str, how: _Fed) -> None:
+    def _read(self, name: str, transposed: bool = False, factor: float = 1.0) -> None:
         if name in self.fed:  # by two products, of which one may be scaled
             raise OtherForm
-        self.fed[name] = how
+        self.fed[name] = transposed, factor
 
     def _widened(self, value: str, size: int) -> str:
         """[N S, size] -> [N, S, size]."""

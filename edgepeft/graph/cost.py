@@ -58,12 +58,9 @@ _ELEMENTWISE = {
 }
 # Of each number of the input.
 _REDUCTIONS = {
-    **dict.fromkeys(
-        ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax", "ArgMin", "CumSum"), 1
-    ),
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax", "ArgMin"), 1),
+    **dict.fromkeys(("CumSum", "TopK", "GlobalAveragePool"), 1),
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare"), 2),
-    "TopK": 1,
-    "GlobalAveragePool": 1,
     "Softmax": 5,  # largest, subtract, exp, sum, divide
     "LogSoftmax": 5,
     "LayerNormalization": 7,  # mean, subtract, square, mean, divide, scale, shift
@@ -174,15 +171,15 @@ _SAME = {"Identity", "Transpose", "Cast", "DequantizeLinear"}  # what makes anot
 
 def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: bool = True) -> int:
     """Most bytes alive at once; without ``in_place`` each output has memory of its own."""
-    run = _Run(graph, specs, _IN_PLACE if in_place else set())
+    run = _Run(graph, specs, in_place=in_place)
     for node in run.order:
         run.take(node)
     return run.most
 
 
 class _Run:
-    def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec], in_place: set[str]) -> None:
-        self.specs, self.most, self._in_place = specs, 0, in_place
+    def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: bool) -> None:
+        self.specs, self.most, self._in_place = specs, 0, _IN_PLACE if in_place else set[str]()
         self._writer, self._readers = writers(graph), readers(graph)
         self._outputs = {output.name for output in graph.output}
         self.order = _depth_first([output.name for output in graph.output], self._writer)
@@ -217,11 +214,9 @@ class _Run:
     def _is_flag(self, node: onnx.NodeProto) -> bool:
         """A transposed operand of products alone, or of a further transposition."""
         name = node.output[0]
-        return (
-            node.op_type == "Transpose"
-            and name not in self._outputs
-            and all(r.op_type in _FLOAT_PRODUCTS or self._is_flag(r) for r in self._readers.get(name, []))
-        )
+        if node.op_type != "Transpose" or name in self._outputs:
+            return False
+        return all(each.op_type in _FLOAT_PRODUCTS or self._is_flag(each) for each in self._readers.get(name, []))
 
     def _root(self, name: str) -> str:
         """The value whose memory this one is in."""
@@ -247,16 +242,10 @@ def _depth_first(outputs: list[str], writer: Mapping[str, onnx.NodeProto]) -> li
     return list(order.values())
 
 
-def packed_bytes(graph: onnx.GraphProto) -> int:
-    """Bytes of the weights file's matrices, once for each product that reads them."""
-    stored = stored_bytes(graph)
-    return sum(stored.get(name, 0) for name in matrices_read(graph))
-
-
-def mapped_bytes(graph: onnx.GraphProto) -> int:
-    """Bytes of the weights file's matrices that products read, each once."""
-    stored = stored_bytes(graph)
-    return sum(stored.get(name, 0) for name in set(matrices_read(graph)))
+def packed_bytes(graph: onnx.GraphProto, *, shared: bool = False) -> int:
+    """Bytes of the weights file's matrices, once for each product that reads them, or once for all (``shared``)."""
+    stored, read = stored_bytes(graph), list(matrices_read(graph))
+    return sum(stored.get(name, 0) for name in (set(read) if shared else read))
 
 
 def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:

@@ -39,7 +39,7 @@ ZEROS = tuple(
     numpy_helper.from_array(np.array(zero, np.uint8), f"zero_of_{bits}_bits")
     for bits, zero in ((4, _MIDDLE), (8, _MIDDLE_BYTE))
 )
-_GROUP = 32
+GROUP = 32
 _STEPS = (7.0, 7.5, 8.0, 8.5, 9.0)  # of the largest value that are tried
 
 
@@ -48,14 +48,9 @@ def grouped_name(matrix: str) -> str:
     return f"{matrix}:groups"
 
 
-def can_group(matrix: NDArray[np.float32]) -> bool:
-    """Whether its rows are whole groups."""
-    return bool(matrix.shape[1] % _GROUP == 0)
-
-
 def in_eight_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Numbers [out, in] and scales [out, in / 32] of a matrix [out, in]; a group of zeros has scale 1."""
-    groups = matrix.reshape(len(matrix), -1, _GROUP)
+    groups = matrix.reshape(len(matrix), -1, GROUP)
     scales = np.abs(groups).max(axis=2, keepdims=True) / np.float32(_LARGEST)
     scales[scales == 0] = 1
     numbers = np.rint(groups / scales) + _MIDDLE_BYTE
@@ -67,7 +62,7 @@ def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArra
 
     Groups that had 4 bits before in this form (GGUF's Q4_0) keep their values to the last digit.
     """
-    groups = matrix.reshape(len(matrix), -1, _GROUP)
+    groups = matrix.reshape(len(matrix), -1, GROUP)
     largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)
     least, best, scales = np.full(largest.shape, np.inf, np.float32), np.zeros_like(groups), np.ones_like(largest)
     for steps in _STEPS:
@@ -94,12 +89,11 @@ def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> I
         helper.make_node("Shape", [stored.scale], [f"{zeros}:shape"]),
         helper.make_node("Expand", [zero.name, f"{zeros}:shape"], [bytes_]),
         *([helper.make_node("Cast", [bytes_], [zeros], to=TensorProto.UINT4)] if packed else []),
-        helper.make_node("DequantizeLinear", [source, stored.scale, zeros], [stored.tensor], axis=1, block_size=_GROUP),
+        helper.make_node("DequantizeLinear", [source, stored.scale, zeros], [stored.tensor], axis=1, block_size=GROUP),
     ]
-    for node in nodes:
-        if node.output[0] not in written:
-            written.add(node.output[0])
-            yield node
+    new = [node for node in nodes if node.output[0] not in written]
+    written.update(node.output[0] for node in new)
+    yield from new
 
 
 def rows_of_groups(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
@@ -110,7 +104,7 @@ def rows_of_groups(stored: Quantised, index: str, output: str) -> list[onnx.Node
         helper.make_node("Gather", [stored.scale, index], [scale]),
         helper.make_node("Shape", [scale], [f"{zeros}:shape"]),
         helper.make_node("Expand", [ZEROS[1].name, f"{zeros}:shape"], [zeros]),
-        helper.make_node("DequantizeLinear", [numbers, scale, zeros], [output], name=output, axis=1, block_size=_GROUP),
+        helper.make_node("DequantizeLinear", [numbers, scale, zeros], [output], name=output, axis=1, block_size=GROUP),
     ]
 
 
@@ -125,7 +119,7 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
         unpacked = writer.get(node.input[1]) if node.op_type == "Gemm" and len(node.input) == 2 else None
         if unpacked is None or unpacked.op_type != "DequantizeLinear" or attributes(node) != {"transB": 1}:
             continue
-        if unpacked.input[0] not in grouped or attributes(unpacked).get("block_size") != _GROUP:
+        if unpacked.input[0] not in grouped or attributes(unpacked).get("block_size") != GROUP:
             continue
         matrix, scale = unpacked.input[:2]
         out, width = grouped[matrix].dims
@@ -133,7 +127,7 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
         product = helper.make_node(
             "MatMulNBits", [node.input[0], grouped_name(matrix), scale], node.output, node.name, domain=CONTRIB
         )
-        sizes = {"K": width, "N": out, "bits": bits[grouped[matrix].data_type], "block_size": _GROUP}
+        sizes = {"K": width, "N": out, "bits": bits[grouped[matrix].data_type], "block_size": GROUP}
         sizes["accuracy_level"] = accuracy_level
         product.attribute.extend(helper.make_attribute(name, value) for name, value in sizes.items())
         node.CopyFrom(product)
@@ -143,7 +137,7 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
         same = graph.initializer.add()
         same.CopyFrom(grouped[matrix])
         same.name, (out, width) = grouped_name(matrix), same.dims
-        in_each = _GROUP * bits[same.data_type] // 8
-        same.data_type, same.dims[:] = TensorProto.UINT8, [out, width // _GROUP, in_each]
+        in_each = GROUP * bits[same.data_type] // 8
+        same.data_type, same.dims[:] = TensorProto.UINT8, [out, width // GROUP, in_each]
     prune(graph)
     use_contrib(model)

@@ -24,7 +24,7 @@ width, C places of a buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -44,6 +44,7 @@ from edgepeft.graph.protos import (
     copied,
     floats,
     followed,
+    integers,
     matched,
     readers,
     reads,
@@ -139,9 +140,9 @@ class Reader:
         _, *heads = self.constant(rows.input[1]).tolist()
         if same != frequencies or len(heads) != 3:
             raise OtherForm
+        k, g, e = heads
         scale = self.constant(scaled.input[1]).item()
-        of_heads = (heads[0], heads[1], heads[2])
-        return Attention(query, key, value, context, of_heads, scale, frequencies, (rows.input[0], turned))
+        return Attention(query, key, value, context, (k, g, e), scale, frequencies, (rows.input[0], turned))
 
     def constant(self, name: str) -> NDArray[np.generic]:
         """What a constant holds."""
@@ -191,19 +192,12 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
             if heads not in shapes:
                 shapes[heads] = add.op("Concat", TEXTS, add.ints(-1, heads * e), axis=0)
             rows.append(add.op("Reshape", getattr(layer, part), shapes[heads], output=f"{layer.context}/{part}"))
-        attend = helper.make_node(
-            "GroupQueryAttention",
-            [*rows, *caches(PAST, i), PLACE, total, *tables(kinds.index(layer.frequencies))],
-            [f"{layer.context}/rows", *presents[i]],
-            f"{layer.context}/rows",
-            domain=CONTRIB,
-            num_heads=k * g,
-            kv_num_heads=k,
-            do_rotary=1,
-            scale=layer.scale,
-        )
+        read = [*rows, *caches(PAST, i), PLACE, total, *tables(kinds.index(layer.frequencies))]
+        how: dict[str, Any] = {"num_heads": k * g, "kv_num_heads": k, "do_rotary": 1, "scale": layer.scale}
+        result = f"{layer.context}/rows"
+        attend = helper.make_node("GroupQueryAttention", read, [result, *presents[i]], result, domain=CONTRIB, **how)
         add.nodes.append(attend)
-        add.op("Reshape", attend.output[0], add.ints(-1, k * g * e), output=layer.context)
+        add.op("Reshape", result, add.ints(-1, k * g * e), output=layer.context)
     replace(graph.node, [node for node in graph.node if gone.isdisjoint(node.output)])
     add.add_to(graph)
     _take_buffers(graph, len(kinds))
@@ -247,7 +241,7 @@ def _take_buffers(graph: onnx.GraphProto, n_kinds: int) -> None:
         texts.dim_param, places.dim_param = "texts", "places"
     inputs = [value for value in graph.input if not value.name.startswith((IDS, ORDER, f"{CROSS}.", f"{PAST}."))]
     numbers = {IDS: "tokens", LAST: "texts", **dict.fromkeys(PACKED_INDICES.values(), "of_helper")}
-    inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, (size,)) for name, size in numbers.items()]
+    inputs += [integers(name, (size,)) for name, size in numbers.items()]
     inputs.append(helper.make_tensor_value_info(PLACE, TensorProto.INT32, ("texts",)))
     inputs += [value for value in buffers if value.name.startswith(f"{PAST}.")]
     for kind in range(n_kinds):

@@ -30,7 +30,9 @@ _LEAST = 0.17 * (255 - _PAST_GELU) / _PAST_GELU  # m past Gelu
 def lower_integers(model: onnx.ModelProto) -> bool:
     """Rewrite a spliced graph's products in integers; returns whether it has any."""
     graph, writer, add = model.graph, writers(model.graph), Writer("lowered.")
-    biases = _biases(graph)
+    vectors, times = {each.name for each in graph.initializer if len(each.dims) == 1}, values_read(graph)
+    sums = [(node.output[0], *pair) for node in graph.node if node.op_type == "Add" for pair in either_way(node)]
+    biases = {value: (total, bias) for total, value, bias in sums if bias in vectors and times[value] == 1}
     rows: dict[str, tuple[str, str]] = {}  # of x [T, in]: bytes, and the largest of each row [T, 1]
     for x, matrix, scale, y, rounded in integer_products(graph):
         if rounded is not None:
@@ -39,9 +41,9 @@ def lower_integers(model: onnx.ModelProto) -> bool:
             if factor is not None and factor.shape == (1,) and f"{x}/step" not in add.initializers:
                 step = add.constant(f"{x}/step", 1 / factor[0], np.float32)
                 add.op("QuantizeLinear", writer[x].input[0], step, add.number(_MIDDLE, np.uint8), output=rounded)
-            sum_, bias = biases.get(y, (y, ""))
+            total, bias = biases.get(y, (y, ""))
             inputs = [rounded, matrix, add.number(1, np.float32), scale, add.number(_MIDDLE, np.uint8), "", bias]
-            add.op("MatMulIntegerToFloat", *inputs, output=sum_, domain=CONTRIB)
+            add.op("MatMulIntegerToFloat", *inputs, output=total, domain=CONTRIB)
             continue
         past_gelu = x in writer and writer[x].op_type == "Gelu"
         middle = _PAST_GELU if past_gelu else _MIDDLE
@@ -60,16 +62,3 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     prune(graph)
     use_contrib(model)
     return True
-
-
-def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:
-    """By a value that is read once, in a sum with a constant vector: the sum and the vector."""
-    vectors = {each.name for each in graph.initializer if len(each.dims) == 1}
-    times = values_read(graph)
-    return {
-        value: (node.output[0], bias)
-        for node in graph.node
-        if node.op_type == "Add"
-        for value, bias in either_way(node)
-        if bias in vectors and times[value] == 1
-    }

@@ -21,7 +21,7 @@ from edgepeft.backbones.positions import LONGER
 from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract, all_used, gives_logits, standard, well_formed
 from edgepeft.graph.names import LOGITS, without_prefix
-from edgepeft.graph.protos import attributes, copied
+from edgepeft.graph.protos import attributes, copied, integers, remade
 from edgepeft.graph.prune_last_layer import read_rows
 
 ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how many of the batch are each slot's
@@ -86,10 +86,10 @@ def _slotted_graph(
 ) -> onnx.ModelProto:
     old, slots = structure.graph, range(mixer.n)
     inputs = [value for value in old.input if value.name not in mixer.feeds]
-    inputs += [helper.make_tensor_value_info(axis.value, TensorProto.INT64, [mixer.n]) for axis in _Axis]
+    inputs += [integers(axis.value, [mixer.n]) for axis in _Axis]
     inputs += [_of_slot(value, i) for value in old.input if value.name in mixer.feeds for i in slots]
     graph = helper.make_graph(mixer.nodes, old.name, inputs, list(outputs), old.initializer)
-    return helper.make_model(graph, opset_imports=structure.opset_import, ir_version=structure.ir_version)
+    return remade(structure, graph)
 
 
 def _of_slot(value: onnx.ValueInfoProto, slot: int) -> onnx.ValueInfoProto:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 LOGITS = "logits"
 # What transformers' models for answers, and those without a head, give in its place.
 START, END, STATES = "start_logits", "end_logits", "last_hidden_state"
@@ -17,49 +19,32 @@ _PREFIXES = ("override", "weight", "generated", "drawn")
 _LOADERS = "generator/"
 
 
+def named(kind: Literal["override", "weight", "generated", "drawn", "gradient", "dropout"], rest: str | int) -> str:
+    """An input or output of one of these kinds; the inverse of ``without_prefix``.
+
+    override    the output that replaces a backbone tensor
+    weight      the input that is bound to a backbone tensor, or to its override
+    generated   the input for a replaced backbone tensor that the loader computes by the graph's recipe
+    drawn       the input for a random matrix that the loader draws by the graph's recipe
+    gradient    the output of a training graph that is a trained tensor's gradient
+    dropout     the input of a training graph that scales the features at one of its dropouts: 0 where dropped
+    """
+    return f"{kind}:{rest}"
+
+
 def adapted(site: str) -> str:
     """The output that replaces a site's value."""
     return site + _ADAPTED
 
 
-def override(tensor: str) -> str:
-    """The output that replaces a backbone tensor."""
-    return f"override:{tensor}"
-
-
-def weight(tensor: str) -> str:
-    """The input that is bound to a backbone tensor, or to its override."""
-    return f"weight:{tensor}"
-
-
-def generated(tensor: str) -> str:
-    """The input for a replaced backbone tensor that the loader computes by the graph's recipe."""
-    return f"generated:{tensor}"
-
-
 def of_loader(parameter: str) -> str:
-    """The initializer with what such tensors are computed of; no node reads it."""
+    """The initializer with what generated tensors are computed of; no node reads it."""
     return _LOADERS + parameter
-
-
-def frozen_random(matrix: str) -> str:
-    """The input for a random matrix that the loader draws by the graph's recipe."""
-    return f"drawn:{matrix}"
 
 
 def is_of_loader(initializer: str) -> bool:
     """Whether the loader reads it, and no node."""
     return initializer.startswith(_LOADERS)
-
-
-def gradient(tensor: str) -> str:
-    """The output of a training graph that is a trained tensor's gradient."""
-    return f"gradient:{tensor}"
-
-
-def dropout(index: int) -> str:
-    """The input of a training graph that scales the features at one of its dropouts: 0 where dropped."""
-    return f"dropout:{index}"
 
 
 def of_labels(value: str) -> str:

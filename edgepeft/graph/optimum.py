@@ -37,15 +37,7 @@ from edgepeft.graph.contract import Contract, all_used, standard, weights_outsid
 from edgepeft.graph.cut import above, below, prune, rename_values
 from edgepeft.graph.in_place import Attention, OtherForm, Reader, n_layers
 from edgepeft.graph.names import STATES, adapted
-from edgepeft.graph.protos import (
-    ancestors,
-    copied,
-    external_tensors,
-    floats,
-    replace,
-    set_aside,
-    writers,
-)
+from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, integers, replace, set_aside, writers
 
 INPUT_IDS, MASK, PLACES = "input_ids", "attention_mask", "position_ids"
 _HIDDEN, _OUTPUT, _INDEX = "encoder_hidden_states", "encoder.output", "token.index"
@@ -73,7 +65,7 @@ def optimum_encoder(encoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
 def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
     """Make optimum's decoder of both spliced graphs; ``width`` is d."""
     indexed = copied(encoder)
-    indexed.graph.output.append(helper.make_tensor_value_info(_INDEX, TensorProto.INT64, ("tokens",)))
+    indexed.graph.output.append(integers(_INDEX, ("tokens",)))
     upper = above(indexed, {_encoded(encoder): ("tokens", width)})
     value = _prefixed(upper.graph, _ENCODER)
     step = above(decoder, {})
@@ -94,7 +86,14 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
     _around_the_step(add, layers, heads, size)
     all_nodes = [*add.nodes, *outside, _cross(inside, layers), *step.graph.node]
     weights = {tensor.name: tensor for part in (upper, step) for tensor in part.graph.initializer}
-    inputs, outputs = _inputs_and_outputs(step, layers, (heads, size), width)
+    inputs = [integers(INPUT_IDS, ("texts", 1)), integers(_ENCODER_MASK, ("texts", "source"))]
+    inputs.append(floats(_HIDDEN, ("texts", "length", width)))
+    outputs = [floats(LOGITS, ("texts", 1, _vocabulary(step.graph, _STEP + LOGITS)))]
+    for i, stack in ((i, stack) for i in layers for stack in ("decoder", "encoder")):
+        past, present = ("texts", heads, f"{stack}_past", f"{stack}_size"), ("texts", heads, f"{stack}_length", size)
+        inputs += [floats(name, past) for name in _known(f"past_key_values.{i}.{stack}")]
+        outputs += [floats(name, present) for name in _known(f"present.{i}.{stack}")]
+    inputs.append(helper.make_tensor_value_info(_CACHED, TensorProto.BOOL, [1]))
     graph = helper.make_graph(all_nodes, "decoder", inputs, outputs, [*weights.values(), *add.initializers.values()])
     prune(graph)
     return helper.make_model(graph, opset_imports=decoder.opset_import, ir_version=decoder.ir_version)
@@ -151,21 +150,9 @@ def _around_the_step(add: Writer, layers: range, heads: int, size: int) -> None:
             add.op("Identity", _STEP + cross, output=f"present.{i}.encoder.{part}")
 
 
-def _inputs_and_outputs(
-    step: onnx.ModelProto, layers: range, heads: tuple[int, int], width: int
-) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
-    rows: dict[str, tuple[str | int, ...]] = {INPUT_IDS: ("texts", 1), _ENCODER_MASK: ("texts", "source")}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in rows.items()]
-    inputs.append(floats(_HIDDEN, ("texts", "length", width)))
-    logits = next(each for each in step.graph.output if each.name == _STEP + LOGITS)
-    outputs = [floats(LOGITS, ("texts", 1, logits.type.tensor_type.shape.dim[1].dim_value))]
-    for i in layers:
-        for stack in ("decoder", "encoder"):
-            past = ("texts", heads[0], f"{stack}_past", f"{stack}_size")
-            inputs += [floats(name, past) for name in _known(f"past_key_values.{i}.{stack}")]
-            present = ("texts", heads[0], f"{stack}_length", heads[1])
-            outputs += [floats(name, present) for name in _known(f"present.{i}.{stack}")]
-    return [*inputs, helper.make_tensor_value_info(_CACHED, TensorProto.BOOL, [1])], outputs
+def _vocabulary(graph: onnx.GraphProto, logits: str) -> int:
+    found = next(each for each in graph.output if each.name == logits)
+    return int(found.type.tensor_type.shape.dim[1].dim_value)
 
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
@@ -181,8 +168,7 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     gone |= {CACHED, *PACKED_INDICES.values()}
     replace(graph.node, [node for node in graph.node if gone.isdisjoint(node.output)])
     set_aside(graph, LOGITS, "causal/logits")
-    logits = next(each for each in graph.output if each.name == LOGITS)
-    vocabulary = logits.type.tensor_type.shape.dim[1].dim_value
+    vocabulary = _vocabulary(graph, LOGITS)
     add, (k, g, e) = Writer("causal/"), layers[0].heads
     # The tokens of all rows one behind the other, as a step's texts are, and their logits as rows again.
     add.op("Reshape", INPUT_IDS, add.ints(-1), output=IDS)
@@ -200,7 +186,13 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     for i, layer in enumerate(layers):
         _attention(add, i, layer, (queries, keys, bias))
     add.add_to(graph)
-    _interface(graph, len(layers), (k, e), vocabulary)
+    shapes = {INPUT_IDS: ("batch", "sequence"), MASK: ("batch", "total_sequence"), PLACES: ("batch", "sequence")}
+    pasts, presents = (
+        [floats(name, ("batch", k, length, e)) for i in range(len(layers)) for name in _known(f"{of}.{i}")]
+        for of, length in (("past_key_values", "past_sequence"), ("present", "total_sequence"))
+    )
+    replace(graph.input, [*(integers(name, shape) for name, shape in shapes.items()), *pasts])
+    replace(graph.output, [floats(LOGITS, ("batch", "sequence", vocabulary)), *presents])
     prune(graph)
     return model
 
@@ -235,15 +227,3 @@ def _attention(add: Writer, i: int, layer: Attention, shared: tuple[str, str, st
 def _known(of: str) -> tuple[str, str]:
     """Keys and values, as optimum names them."""
     return f"{of}.key", f"{of}.value"
-
-
-def _interface(graph: onnx.GraphProto, n: int, heads: tuple[int, int], vocabulary: int) -> None:
-    shapes = {INPUT_IDS: ("batch", "sequence"), MASK: ("batch", "total_sequence"), PLACES: ("batch", "sequence")}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in shapes.items()]
-    outputs = [floats(LOGITS, ("batch", "sequence", vocabulary))]
-    for i in range(n):
-        past, present = (("batch", heads[0], length, heads[1]) for length in ("past_sequence", "total_sequence"))
-        inputs += [floats(name, past) for name in _known(f"past_key_values.{i}")]
-        outputs += [floats(name, present) for name in _known(f"present.{i}")]
-    replace(graph.input, inputs)
-    replace(graph.output, outputs)

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from edgepeft.graph.contract import Contract, all_used, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import of_labels, without_prefix
-from edgepeft.graph.protos import attributes, floats, matched, values_read, writers
+from edgepeft.graph.protos import attributes, floats, matched, remade, values_read, writers
 
 _LABELS = f"delta/{of_labels('')}"
 Values = Mapping[str, NDArray[np.generic]]
@@ -46,7 +46,7 @@ def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
     graph = helper.make_graph(nodes, "computed", [], outputs, needed)
     prune(graph)
-    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return remade(model, graph)
 
 
 @Contract(requires=[well_formed], ensures=[well_formed])  # what an unused node reads stays, as in a bare backbone
@@ -71,8 +71,7 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
         new.input.append(floats(name, shape))
     if free:
         new.output[0].type.tensor_type.shape.dim[1].dim_param = "outputs"
-    structure = helper.make_model(new, opset_imports=model.opset_import, ir_version=model.ir_version)
-    return StructuredTask(structure, {name: np.ascontiguousarray(value) for name, value in fed.items()})
+    return StructuredTask(remade(model, new), {name: np.ascontiguousarray(value) for name, value in fed.items()})
 
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
@@ -90,7 +89,7 @@ def feeds_graph(model: onnx.ModelProto, fed: Collection[str], trained: Sequence[
     rest = [tensor for name, tensor in stored.items() if name not in names]
     graph = helper.make_graph([*given, *nodes], "feeds", inputs, outputs, rest)
     prune(graph)
-    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return remade(model, graph)
 
 
 def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto], list[onnx.NodeProto]]:

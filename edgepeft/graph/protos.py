@@ -24,14 +24,14 @@ def copied(message: M) -> M:
     return copy
 
 
-def add_constants(graph: onnx.GraphProto, values: Mapping[str, Any], dtype: type[np.generic] = np.int64) -> None:
-    """Store small values by name."""
-    graph.initializer.extend(numpy_helper.from_array(np.array(value, dtype), name) for name, value in values.items())
-
-
 def floats(name: str, shape: Sequence[str | int] | None) -> onnx.ValueInfoProto:
     """An input or output, float32."""
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def integers(name: str, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
+    """An input, int64."""
+    return helper.make_tensor_value_info(name, TensorProto.INT64, shape)
 
 
 def external_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -64,6 +64,11 @@ def put(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Have nodes take the place of those that give the same values."""
     given = {name for node in nodes for name in node.output}
     replace(graph.node, [*(node for node in graph.node if given.isdisjoint(node.output)), *nodes])
+
+
+def remade(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
+    """Another graph, of the same operators' versions."""
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def use_contrib(model: onnx.ModelProto) -> None:

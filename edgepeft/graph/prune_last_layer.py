@@ -24,9 +24,9 @@ from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
 from edgepeft.backbones.packing import ATTENTION, LAST, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.prompt import prompt_in
-from edgepeft.graph.protos import ancestors, attributes, constant, copied, matched, read_instead, reads, writers
+from edgepeft.graph.protos import ancestors, attributes, constant, copied, matched, read_instead, reads, remade, writers
 from edgepeft.graph.quantise import integer_products
+from edgepeft.graph.splice import prompt_in
 
 Extents = tuple[int | None, ...]  # of a value's axes; None where it is known in a run only
 
@@ -37,11 +37,8 @@ _LOOKUPS: Mapping[str, Extents] = {"Gather": (None,), "GatherND": (None, 1)}
 _AROUND_AN_INDEX = {"Add": 2, "Concat": 1, "Expand": 2, "Identity": 1, "Max": 1, "Unsqueeze": 2}
 
 
-class _Part(NamedTuple):
-    """What gives the picked rows of a value, and the values of which it reads picked rows."""
-
-    nodes: list[onnx.NodeProto]
-    rows: list[str]
+# What gives the picked rows of a value, and the values of which it reads picked rows.
+_Part = tuple[list[onnx.NodeProto], list[str]]
 
 
 def read_rows(value: str) -> str:
@@ -122,10 +119,11 @@ class _Mover:
         if part is None:
             self._whole.update(reads(node))
             return
-        self._parts[node.output[0]] = part.nodes
-        self._rows.update(part.rows)
-        inside = {*map(read_rows, part.rows), *self._targets, *(name for each in part.nodes for name in each.output)}
-        self._whole.update(name for each in part.nodes for name in reads(each) if name not in inside)
+        nodes, rows = part
+        self._parts[node.output[0]] = nodes
+        self._rows.update(rows)
+        inside = {*map(read_rows, rows), *self._targets, *(name for each in nodes for name in each.output)}
+        self._whole.update(name for each in nodes for name in reads(each) if name not in inside)
 
     def write(self) -> None:
         """Put the parts in the place of the nodes whose rows they give."""
@@ -157,20 +155,20 @@ class _Mover:
         if not _is_open(at.result) or not rule(at):
             return None
         operands = list(dict.fromkeys(name for name in node.input if name and _is_open(self._sizes[name])))
-        return _Part([_of_rows(node, operands)], operands) if operands else None
+        return ([_of_rows(node, operands)], operands) if operands else None
 
     def _reshaped(self, node: onnx.NodeProto) -> _Part | None:
         """Where no number leaves its row: [T, ...] -> [T, ...]."""
         old, new = map(self._row, (node.input[0], node.output[0]))
         if old is None or new is None or math.prod(old) != math.prod(new):
             return None
-        return _Part([self._reshape(read_rows(node.input[0]), new, node)], [node.input[0]])
+        return [self._reshape(read_rows(node.input[0]), new, node)], [node.input[0]]
 
     def _in_integers(self, result: str) -> _Part:
         """A product of rounded rows; the rounding of all rows stays where others need it."""
         inner = list(ancestors([result], self._writer, {self._rounded[result]}))
         rows = [self._rounded[result], *(name for node in inner for name in node.output)]
-        return _Part([_of_rows(node, rows) for node in inner], rows[:1])
+        return [_of_rows(node, rows) for node in inner], rows[:1]
 
     def _attended(self, node: onnx.NodeProto) -> _Part | None:
         """What ``Packing.attend`` makes of its query: [T, h, e], merged from [B, h, S, e]."""
@@ -188,7 +186,7 @@ class _Mover:
         nodes = [self._reshape(read_rows(query), (h, 1, e), split)]  # (B, h, 1, e)
         nodes += [_of_rows(each, each.input[:1]) for each in (scores, masked, shares, weighted)]
         nodes.append(self._reshape(nodes[-1].output[0], (h, e), node))  # (B, h, e)
-        return _Part(nodes, [query])
+        return nodes, [query]
 
     def _row(self, value: str) -> tuple[int, ...] | None:
         """The extents of one row, of a value whose first axis alone is open."""
@@ -223,8 +221,7 @@ def _extents(model: onnx.ModelProto) -> dict[str, Extents]:
     others = [t for t in graph.initializer if t.name not in small]
     inputs = [*graph.input, *(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in others)]
     light = helper.make_graph(graph.node, graph.name, inputs, graph.output, list(small.values()))
-    whole = helper.make_model(light, opset_imports=model.opset_import, ir_version=model.ir_version)
-    onnx.checker.check_model(whole)
+    onnx.checker.check_model(whole := remade(model, light))
     inferred = shape_inference.infer_shapes(whole, data_prop=True).graph
     sizes: dict[str, Extents] = {name: tuple(tensor.dims) for name, tensor in small.items()}
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
@@ -247,35 +244,29 @@ def _is_open(size: Extents) -> bool:
     return size[:1] == (None,)
 
 
-def _fit(at: _At, *sizes: Extents) -> bool:
-    """Whether each has the rows of the result, or is the same for every row."""
+def _fits(at: _At, sizes: Sequence[Extents] | None = None) -> bool:
+    """Whether each operand has the rows of the result, or is the same for every row."""
     rank = len(at.result)
     return all(
         len(size) == rank if _is_open(size) else None not in size and (len(size) < rank or size[0] == 1)
-        for size in sizes
+        for size in (at.operands if sizes is None else sizes)
     )
-
-
-def _elementwise(at: _At) -> bool:
-    return _fit(at, *at.operands)
 
 
 def _product(at: _At) -> bool:
     """Rows times one matrix for all of them."""
     a, b, *others = at.operands
-    return _is_open(a) and not attributes(at.node).get("transA") and len(b) == 2 and None not in b and _fit(at, *others)
+    return _is_open(a) and not attributes(at.node).get("transA") and len(b) == 2 and None not in b and _fits(at, others)
 
 
-def _along_axis(at: _At) -> bool:
-    """By an attribute, the last axis where it is not given."""
-    first, *others = at.operands
-    return _spare_rows([attributes(at.node).get("axis", -1)], first) and not any(None in size for size in others)
+def _along_axis(usual: int) -> Callable[[_At], bool]:
+    """By an attribute, or its usual value, and operands that are the same for every row."""
 
+    def rule(at: _At) -> bool:
+        first, *others = at.operands
+        return _spare_rows([attributes(at.node).get("axis", usual)], first) and not any(None in each for each in others)
 
-def _picked(at: _At) -> bool:
-    """By indices that are the same for every row."""
-    first, index = at.operands
-    return _spare_rows([attributes(at.node).get("axis", 0)], first) and not _is_open(index) and None not in index
+    return rule
 
 
 def _along_axes(position: int) -> Callable[[_At], bool]:
@@ -295,14 +286,14 @@ def _spare_rows(axes: Sequence[int], size: Extents) -> bool:
 
 
 _RULES: Mapping[str, Callable[[_At], bool]] = {
-    **dict.fromkeys(("Add", "And", "Cast", "CastLike", "Clip", "Div", "Equal", "Exp", "Gelu", "Greater"), _elementwise),
-    **dict.fromkeys(("GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Max", "Mish"), _elementwise),
-    **dict.fromkeys(("Mod", "Mul", "Not", "Pow", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where"), _elementwise),
+    **dict.fromkeys(("Add", "And", "Cast", "CastLike", "Clip", "Div", "Equal", "Exp", "Gelu", "Greater"), _fits),
+    **dict.fromkeys(("GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Max", "Mish"), _fits),
+    **dict.fromkeys(("Mod", "Mul", "Not", "Pow", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where"), _fits),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
-    **dict.fromkeys(("LayerNormalization", "Softmax"), _along_axis),
+    **dict.fromkeys(("LayerNormalization", "Softmax"), _along_axis(-1)),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze"), _along_axes(1)),
     "Concat": lambda at: all(_spare_rows([attributes(at.node)["axis"]], size) for size in at.operands),
-    "Gather": _picked,
+    "Gather": _along_axis(0),
     "Slice": _along_axes(3),
     "Transpose": lambda at: list(attributes(at.node).get("perm", ())[:1]) == [0],
 }

@@ -44,7 +44,7 @@ from edgepeft.graph.contract import (
     weights_outside,
     well_formed,
 )
-from edgepeft.graph.grouped import OPSET, ZEROS, can_group, in_eight_bits, in_four_bits, rows_of_groups, unpacking
+from edgepeft.graph.grouped import GROUP, OPSET, ZEROS, in_eight_bits, in_four_bits, rows_of_groups, unpacking
 from edgepeft.graph.protos import ancestors, copied, external_tensors, matched, put, replace, values_read, writers
 
 _LARGEST = 127  # symmetric: -128 is not used
@@ -91,19 +91,19 @@ def quantised_tensors(
         if name not in matrices | tables:
             stored_tensors[name] = values
             continue
-        if name in four_bit and name not in tables and can_group(values):
+        can_group = values.shape[-1] % GROUP == 0
+        if name in four_bit and name not in tables and can_group:
             stored_tensors[stored.packed], stored_tensors[stored.scale] = in_four_bits(_finite(values, name))
             continue
-        if groups and can_group(values):
+        if groups and can_group:
             stored_tensors[stored.bytes], stored_tensors[stored.scale] = in_eight_bits(_finite(values, name))
             continue
         if name in factors and name not in tables:
             values = values / factors[name]
             stored_tensors[stored.columns] = factors[name]
         integers, stored_tensors[stored.scale] = _rounded(values, name)
-        stored_tensors |= (
-            {stored.table: integers} if name in tables else {stored.matrix: np.ascontiguousarray(integers.T)}
-        )
+        form = stored.table if name in tables else stored.matrix
+        stored_tensors[form] = integers if name in tables else np.ascontiguousarray(integers.T)
     return stored_tensors
 
 
@@ -134,7 +134,7 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
             shared.add((source, fixed))
             if stored.table in known:  # of words, which are looked up too; transposed once, at load
                 nodes.append(_NODE("Transpose", [stored.table], [stored.matrix], perm=[1, 0]))
-            nodes += _fixed_product(source, stored, result) if fixed else _product(source, stored, result, zero)
+            nodes += _product(source, stored, result, zero, fixed=fixed)
         elif node.op_type == "Gather" and Quantised(node.input[0]).table in known:
             nodes += _lookup(Quantised(node.input[0]), node.input[1], result)
         elif node.op_type == "Gather" and Quantised(node.input[0]).bytes in known:
@@ -156,11 +156,8 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
 
     For tensors that a delta overrides: its own values are float32.
     """
-    originals = {
-        name: tensor
-        for tensor in tensors
-        for name in (Quantised(tensor).matrix, Quantised(tensor).table, Quantised(tensor).bytes)
-    }
+    forms = {tensor: Quantised(tensor) for tensor in tensors}
+    originals = {name: tensor for tensor, of in forms.items() for name in (of.matrix, of.table, of.bytes)}
     writer = writers(graph)
     for node in graph.node:
         lookup = matched(node.output[0], writer, "DequantizeLinear", "Gather")
@@ -298,16 +295,18 @@ def _quantised_rows(x: str, zero: int) -> list[onnx.NodeProto]:
     return [_NODE(op, inputs, [output], **more) for op, inputs, output, more in steps]
 
 
-def _product(x: str, stored: Quantised, output: str, zero: int) -> list[onnx.NodeProto]:
-    """(T, in) -> (T, out); all but the last node is what ONNX Runtime fuses to one MatMulIntegerToFloat."""
+def _product(x: str, stored: Quantised, output: str, zero: int, *, fixed: bool = False) -> Iterator[onnx.NodeProto]:
+    """(T, in) -> (T, out); without the last node, where rows have scales, ONNX Runtime's one MatMulIntegerToFloat."""
     integers, floats, scale, product = (f"{output}:{part}" for part in ("int32", "float", "scale", "product"))
-    return [
-        _NODE("MatMulInteger", [f"{x}:uint8", stored.matrix, f"zero_point_{zero}"], [integers]),
-        _NODE("Cast", [integers], [floats], to=TensorProto.FLOAT),
-        _NODE("Mul", [f"{x}:one", stored.scale], [scale]),
-        _NODE("Mul", [floats, scale], [product]),
-        _NODE("Mul", [product, f"{x}:scales"], [output], name=output),
-    ]
+    rounded, zero = (f"{x}:bytes", _MIDDLE) if fixed else (f"{x}:uint8", zero)
+    yield _NODE("MatMulInteger", [rounded, stored.matrix, f"zero_point_{zero}"], [integers])
+    yield _NODE("Cast", [integers], [floats], to=TensorProto.FLOAT)
+    if fixed:
+        yield _NODE("Mul", [floats, stored.scale], [output], name=output)
+        return
+    yield _NODE("Mul", [f"{x}:one", stored.scale], [scale])
+    yield _NODE("Mul", [floats, scale], [product])
+    yield _NODE("Mul", [product, f"{x}:scales"], [output], name=output)
 
 
 def _fixed_rows(x: str, stored: Quantised) -> list[onnx.NodeProto]:
@@ -315,16 +314,6 @@ def _fixed_rows(x: str, stored: Quantised) -> list[onnx.NodeProto]:
     return [
         _NODE("Mul", [x, stored.columns], [f"{x}:times_columns"], name=f"{x}:times_columns"),
         _NODE("QuantizeLinear", [f"{x}:times_columns", _UNIT_STEP, f"zero_point_{_MIDDLE}"], [f"{x}:bytes"]),
-    ]
-
-
-def _fixed_product(x: str, stored: Quantised, output: str) -> list[onnx.NodeProto]:
-    """(T, in) -> (T, out)."""
-    integers, floats = f"{output}:int32", f"{output}:float"
-    return [
-        _NODE("MatMulInteger", [f"{x}:bytes", stored.matrix, f"zero_point_{_MIDDLE}"], [integers]),
-        _NODE("Cast", [integers], [floats], to=TensorProto.FLOAT),
-        _NODE("Mul", [floats, stored.scale], [output], name=output),
     ]
 
 

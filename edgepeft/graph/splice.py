@@ -2,21 +2,26 @@
 
 The delta's own reads of a site stay on the raw value. Two passes of the joined graph save time: ``split_biases`` and
 ``share_residual_sums``.
+
+A delta that puts a prompt's vectors in the place of tokens has these in front of every row: the inputs [batch, length]
+stay, and are read through a Concat with p columns more: ids of the placeholder, ones in the mask, token type zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 from onnx import helper
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.emit import external_tensor
+from edgepeft.backbones.emit import Writer, external_tensor
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import (
     Contract,
     all_used,
+    closed,
     gives_logits,
     one_writer,
     same_interface,
@@ -27,9 +32,17 @@ from edgepeft.graph.contract import (
 )
 from edgepeft.graph.cut import prune, prune_with_inputs, rename_values
 from edgepeft.graph.external_data import add_generated, drawn_tensors
-from edgepeft.graph.names import LOGITS, STATES, without_prefix
-from edgepeft.graph.prompt import prepend_placeholders, prompt_of
-from edgepeft.graph.protos import attributes, copied, either_way, read_instead, replace, values_read
+from edgepeft.graph.names import LOGITS, PLACEHOLDER_ID, PROMPT_LENGTH, STATES, without_prefix
+from edgepeft.graph.protos import (
+    attributes,
+    constant,
+    copied,
+    either_way,
+    properties,
+    read_instead,
+    replace,
+    values_read,
+)
 from edgepeft.graph.quantise import dequantised, free_steps, restore
 
 _AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
@@ -87,11 +100,11 @@ def splice_text(
     for output in delta.graph.output:
         if output.name not in taken:
             raise BundleError(f"the delta graph gives {output.name!r}, which neither graph that writes text reads.")
-    spliced = []
-    for model, part in zip((encoder, decoder), parts, strict=True):
-        outputs = list(model.graph.output)
-        spliced.append(_joined(model, part, delta, bindings, checkpoint, outputs=outputs))
-    return spliced[0], spliced[1]
+    first, second = (
+        _joined(model, part, delta, bindings, checkpoint, outputs=list(model.graph.output))
+        for model, part in zip((encoder, decoder), parts, strict=True)
+    )
+    return first, second
 
 
 def _part(
@@ -129,7 +142,7 @@ def _joined(
     split_biases(part.graph)
     changed = _replacements(part.graph, bindings)
     prompt_length, placeholder = prompt_of(delta)
-    if prompt_length and any(value.name == "input_ids" for value in joined.graph.input):
+    if prompt_length and any(value.name == _IDS for value in joined.graph.input):
         prepend_placeholders(joined.graph, prompt_length, placeholder)
     restore(joined.graph, changed)
     read_instead(joined.graph, changed)
@@ -256,3 +269,55 @@ def share_residual_sums(graph: onnx.GraphProto) -> None:
             if (shared := by_terms.get(frozenset((y, r)), node)) is not node and shared is not sums[inner]
         )
         node.input[:] = next(shorter, list(node.input))
+
+
+LENGTH = "prompted/length"  # the constant of as many columns as a prompt has
+_LONGEST = 100_000  # more tokens than any position table has
+_MAX_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
+_IDS = "input_ids"
+
+
+def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
+    """(how many, which id) of the placeholders that a delta graph asks for; 0 of them for most."""
+    facts = properties(delta)
+    length, token = (facts.get(key, "0") for key in (PROMPT_LENGTH, PLACEHOLDER_ID))
+    if not all(text.isdecimal() and len(text) <= _MAX_DIGITS for text in (length, token)) or int(length) > _LONGEST:
+        raise BundleError(
+            f"the delta graph's prompt is of length {length!r:.60} and token {token!r:.60}; two counts are due."
+        )
+    return int(length), int(token)
+
+
+def prompt_in(graph: onnx.GraphProto) -> int:
+    """How many columns ``prepend_placeholders`` put in front; 0 of most graphs."""
+    length = constant(graph, LENGTH)
+    return 0 if length is None else int(length[0])
+
+
+def placeholders_in(graph: onnx.GraphProto) -> tuple[int, ...]:
+    """The ids that ``prepend_placeholders`` put in front of each row."""
+    token_id = constant(graph, _value(_IDS))
+    return () if token_id is None else (int(token_id[0]),) * prompt_in(graph)
+
+
+@Contract(
+    requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[same_interface, values_stay], mutates=True
+)
+def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> None:
+    """Have every reader of an input read it with ``length`` columns more in front; a decoder's inputs stay."""
+    fill = {_IDS: token_id, "attention_mask": 1}
+    of_tokens = (value.name for value in graph.input if not value.name.startswith("decoder_"))
+    longer = {name: f"prompted/{name}" for name in of_tokens}
+    read_instead(graph, longer)
+    add = Writer("prompted/")
+    columns = add.constant(LENGTH, [length], np.int64)
+    for name, new in longer.items():  # [batch, length] -> [batch, p + length]
+        shape = add.op("Concat", add.op("Shape", name, start=0, end=1), columns, axis=0)
+        prompt = add.op("Expand", add.constant(_value(name), [fill.get(name, 0)], np.int64), shape)
+        add.op("Concat", prompt, name, output=new, axis=1)
+    add.add_to(graph)
+
+
+def _value(name: str) -> str:
+    """The constant that stands in front of an input's rows."""
+    return f"prompted/{name}/value"

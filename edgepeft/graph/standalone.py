@@ -27,18 +27,19 @@ from edgepeft.backbones.emit import OPSET, Writer
 from edgepeft.graph.contract import Contract, all_used, gives_logits, same_inputs, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import END, LOGITS, START, STATES
-from edgepeft.graph.prompt import LENGTH, prompt_in
 from edgepeft.graph.protos import (
     attributes,
     copied,
     either_way,
     floats,
+    integers,
     reads,
     replace,
     set_aside,
     values_read,
     writers,
 )
+from edgepeft.graph.splice import LENGTH, prompt_in
 
 _Values = NDArray[Any]
 _Chain = tuple[str, ...]  # constants by name: matrices that multiply from the right, vectors and numbers that scale
@@ -131,18 +132,15 @@ class _Folder:
             self._values[factor] = matrix.T
             self._reads[factor] = self._reads[node.input[1]]
         before = self._linear.get(node.input[0])
-        if before is None or self._is_shared_norm(node.input[0], before):
+        scaled = before is not None and all(self._values[n].ndim < 2 for chain in before.products for n in chain)
+        # What is scaled alone, and read more than once, is an RMSNorm, in which no product can take part.
+        if before is None or (scaled and self._reads[node.input[0]] > 1):
             before = _Linear(node.input[0], ((),))
         product = before.times(factor, place)
         if len(node.input) < 3:
             return product
         is_vector = self._is_vector(node.input[2]) and how.get("beta", 1) == 1
         return product.plus((node.input[2],), place) if is_vector else None
-
-    def _is_shared_norm(self, value: str, known: _Linear) -> bool:
-        """Whether it is scaled alone, and read more than once: an RMSNorm, in which no product can take part."""
-        matrices = (name for chain in known.products for name in chain if self._values[name].ndim == 2)
-        return self._reads[value] > 1 and not any(matrices)
 
     def _is_vector(self, name: str) -> bool:
         value = self._constant(name)
@@ -168,13 +166,12 @@ class _Folder:
         parts = {name for i in found.nodes for name in self._graph.node[i].output} - {result}
         if any(self._reads[name] != inside[name] for name in parts):
             return False
-        chains = [map(self._values.__getitem__, chain) for chain in found.products]
-        matrices = [[value for value in chain if value.ndim == 2] for chain in chains]
+        matrices = [[name for name in chain if self._values[name].ndim == 2] for chain in found.products]
         if not all(matrices):
             return False
-        own = [n for chain in found.products for n in chain if self._reads[n] == 1]
-        before = sum(value.size for name in own if (value := self._values[name]).ndim == 2)
-        after: int = matrices[0][0].shape[0] * matrices[0][-1].shape[1]
+        before = sum(self._values[name].size for chain in matrices for name in chain if self._reads[name] == 1)
+        first, *_, last = [*matrices[0], *matrices[0]]
+        after: int = self._values[first].shape[0] * self._values[last].shape[1]
         return after <= before
 
     def _product(self, result: str, found: _Linear) -> list[onnx.NodeProto]:
@@ -210,8 +207,9 @@ def as_starts_and_ends(model: onnx.ModelProto, threshold: float) -> onnx.ModelPr
     ``threshold`` is taken from the start at each row's first token, which stands for no answer: that is the best one
     where its score is above the best span's by more than the threshold.
     """
-    changed, both = _renamed(model, LOGITS), f"{LOGITS}/both"
-    graph, add = changed.graph, Writer("forms/")
+    changed, both, add = copied(model), f"{LOGITS}/both", Writer("forms/")
+    graph = changed.graph
+    set_aside(graph, LOGITS, both)
     starts = add.op("Gather", both, add.number(0), axis=2)  # (B, S)
     add.op("Gather", both, add.number(1), output=END, axis=2)
     n = add.op("Squeeze", add.op("Shape", both, start=1, end=2))
@@ -226,18 +224,19 @@ def as_starts_and_ends(model: onnx.ModelProto, threshold: float) -> onnx.ModelPr
 @Contract(requires=[well_formed, gives_logits], ensures=[well_formed, all_used, gives_logits])
 def as_choices(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with inputs (B, K, S) in place of (B K, S), and logits (B, K) in place of (B K, 1)."""
-    changed = _renamed(model, LOGITS)
-    graph, add = changed.graph, Writer("forms/")
+    changed, both, add = copied(model), f"{LOGITS}/both", Writer("forms/")
+    graph = changed.graph
+    set_aside(graph, LOGITS, both)
     names = [value.name for value in graph.input]
     for name in names:
         set_aside(graph, name, f"forms/{name}")
     flat = add.op("Concat", add.ints(-1), add.op("Shape", names[0], start=2, end=3), axis=0)
     for name in names:
         add.op("Reshape", name, flat, output=f"forms/{name}")
-    add.op("Reshape", f"{LOGITS}/both", add.op("Shape", names[0], start=0, end=2), output=LOGITS)
+    add.op("Reshape", both, add.op("Shape", names[0], start=0, end=2), output=LOGITS)
     add.add_to(graph)
     shape = ["batch", "choices", "sequence"]
-    replace(graph.input, [helper.make_tensor_value_info(n, TensorProto.INT64, shape) for n in names])
+    replace(graph.input, [integers(n, shape) for n in names])
     replace(graph.output, [floats(LOGITS, shape[:2])])
     prune(graph)
     return changed
@@ -246,19 +245,11 @@ def as_choices(model: onnx.ModelProto) -> onnx.ModelProto:
 @Contract(requires=[well_formed], ensures=[well_formed, all_used], keeps=[same_inputs])
 def own_states(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with ``last_hidden_state`` (B, S, d) of each row's own tokens in place of (B, P + S, d)."""
-    if not prompt_in(model.graph):
-        return copied(model)
-    changed, add = _renamed(model, STATES), Writer("forms/")
-    end = add.ints(np.iinfo(np.int64).max)
-    add.op("Slice", f"{STATES}/both", LENGTH, end, add.ints(1), output=STATES)
-    add.add_to(changed.graph)
-    return changed
-
-
-def _renamed(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
-    """A copy that gives the value as ``<output>/both``."""
-    changed = copied(model)
-    set_aside(changed.graph, output, f"{output}/both")
+    changed, both, add = copied(model), f"{STATES}/both", Writer("forms/")
+    if prompt_in(model.graph):
+        set_aside(changed.graph, STATES, both)
+        add.op("Slice", both, LENGTH, add.ints(np.iinfo(np.int64).max), add.ints(1), output=STATES)
+        add.add_to(changed.graph)
     return changed
 
 

@@ -96,15 +96,11 @@ _EXTERNAL_KEYS = ("length", "location", "offset")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _ITEM_BITS: dict[int, int] = {
-    TensorProto.FLOAT: 32,
-    TensorProto.FLOAT16: 16,
-    TensorProto.DOUBLE: 64,
-    TensorProto.INT8: 8,
-    TensorProto.UINT8: 8,
     TensorProto.UINT4: 4,
-    TensorProto.INT32: 32,
-    TensorProto.INT64: 64,
-    TensorProto.BOOL: 8,
+    **dict.fromkeys((TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8), 8),
+    TensorProto.FLOAT16: 16,
+    **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32), 32),
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64), 64),
 }
 
 

@@ -24,7 +24,7 @@ from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
 from edgepeft.device.machine import memory_bytes
 from edgepeft.graph.in_place import in_place
-from edgepeft.graph.prompt import placeholders_in
+from edgepeft.graph.splice import placeholders_in
 from edgepeft.runtime.decoding import Decoding, Grammars, Guide, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, Beginnings, KvCache, places

@@ -41,11 +41,10 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
-from edgepeft.graph.fused_attention import add_fused_attention, fuse_attention
 from edgepeft.graph.grouped import grouped_name
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.joined import attended, join_products, names_in
-from edgepeft.graph.one_row import for_one_row
+from edgepeft.graph.one_row import add_fused_attention, for_one_row, fuse_attention
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 

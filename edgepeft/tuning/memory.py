@@ -23,7 +23,7 @@ from edgepeft.data.batches import Encoded, Writing
 from edgepeft.deploy.cost import example_inputs, written_bytes
 from edgepeft.device.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
-from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
+from edgepeft.graph.cost import packed_bytes, peak_bytes
 from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import Decoding
@@ -87,8 +87,8 @@ class Demand:
         sizes, tokens = bundle.architecture, max(3 * PASS // 2, longest)
         width, scores = 2 * sizes.intermediate_size + 4 * sizes.hidden_size, 2 * sizes.n_heads * min(longest, tokens)
         pass_bytes = int(_ARENA * _FLOAT_BYTES * tokens * (width + scores))
-        deployed = split.deployed if split else whole
-        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * SESSION + written
+        packed = packed_bytes(training.graph, shared=True) + packed_bytes((split.deployed if split else whole).graph)
+        self._step = packed + pass_bytes + 2 * SESSION + written
         # Made, and gone through backwards, in as many numbers as the next power of two.
         sized = {value.name: value.type.tensor_type.shape.dim for value in whole.graph.input}
         generated = [prod(dim.dim_value for dim in sized[name]) for name in target.facts.generated]

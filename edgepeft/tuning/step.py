@@ -29,8 +29,8 @@ from edgepeft.deploy.verify import run_in_groups
 from edgepeft.device.machine import thread_count
 from edgepeft.graph.external_data import generator_of
 from edgepeft.graph.gradient.training import TrainingFacts
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
-from edgepeft.graph.prompt import prompt_in
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, named
+from edgepeft.graph.splice import prompt_in
 from edgepeft.runtime.inputs import PASS_TOKENS, packed, unpacked
 from edgepeft.runtime.session import failing_as, session_options
 
@@ -107,7 +107,7 @@ class StepRows:
             read, end = members(counts, part), max(longest[i] for i in part)
             given = {name: np.ascontiguousarray(values[read, :end]) for name, values in self.inputs.items()}
             by_row = {name: values[part] for name, values in of_rows.items()}
-            by_row |= {dropout(i): mask[read] for i, mask in enumerate(self.masks)}
+            by_row |= {named("dropout", i): mask[read] for i, mask in enumerate(self.masks)}
             given |= told(given["attention_mask"], by_row)
             texts = counts[part]
             if self.windows is not None:
@@ -139,7 +139,7 @@ class TrainingStep:
             )
         self._prompt = prompt_in(graph.graph)
         self._inputs = [value.name for value in self._session.get_inputs()]
-        self._outputs = [LOSS, *map(gradient, self.facts.leaves)]
+        self._outputs = [LOSS, *(named("gradient", leaf) for leaf in self.facts.leaves)]
 
     def __call__(
         self, tensors: Mapping[str, Any], rows: StepRows, *, back: Callable[[Arrays], Arrays] = lambda found: found

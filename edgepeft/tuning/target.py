@@ -121,12 +121,12 @@ def deployed_graph(delta: onnx.ModelProto, facts: TrainingFacts, bundle: Bundle)
 
     The backbone is built anew: a bundle may be older than the names that gradients go by.
     """
-    family, architecture, checkpoint = bundle.family, bundle.architecture, bundle.checkpoint
-    build = family.teaching_graph if facts.kind.writes else family.build_graph
-    backbone = build(architecture, checkpoint.as_published)
+    architecture, checkpoint = bundle.architecture, bundle.checkpoint
+    build = architecture.teaching_graph if facts.kind.writes else architecture.graph
+    backbone = build(checkpoint.as_published)
     if checkpoint.is_quantised:
         quantise(backbone, checkpoint)
-    model = splice(backbone, delta, family.bindings(architecture), checkpoint, generate=False)
+    model = splice(backbone, delta, architecture.bindings, checkpoint, generate=False)
     drop_unread_rows(model)
     own = {f"delta/{name}": name for name in facts.leaves}
     rename_values(model.graph, lambda name: own.get(name, name))

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from tiny import SIZES, ragged, randomise
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from edgepeft.backbones.base import Distances, Role, family_of
+from edgepeft.backbones.base import Distances, Role
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.deberta_v2 import rows_of_distances
 from edgepeft.backbones.positions import LONGER
@@ -140,7 +140,7 @@ def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callab
 
 def test_queries_and_keys_alone_have_rows_of_distances():
     architecture = read(SMALL)
-    longer = {site for site, value in family_of(SMALL).bindings(architecture).items() if value.endswith(LONGER)}
+    longer = {site for site, value in architecture.bindings.items() if value.endswith(LONGER)}
     names = [site.name for site in architecture.sites_of(Role.QUERY, Role.KEY)]
     assert longer == {*names, *(f"{name}.input" for name in names)}
 

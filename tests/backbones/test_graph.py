@@ -138,7 +138,7 @@ def test_building_imports_neither_torch_nor_transformers(tiny: Callable[..., Pat
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from edgepeft.backbones.source import open_backbone\n"
         "backbone = open_backbone(sys.argv[1])\n"
-        "print(backbone.family.build_graph(backbone.architecture, backbone.checkpoint).ByteSize())"
+        "print(backbone.architecture.graph(backbone.checkpoint).ByteSize())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tiny("electra"))], capture_output=True, text=True, check=True

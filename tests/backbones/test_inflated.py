@@ -5,7 +5,7 @@ import zipfile
 import pytest
 import torch
 
-from edgepeft.backbones.pickled import read_pickled
+from edgepeft.backbones.convert import read_pickled
 from edgepeft.common.errors import BundleError
 
 

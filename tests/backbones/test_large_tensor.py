@@ -34,9 +34,9 @@ def test_a_row_that_lies_beyond_2_gib_of_its_tensor_is_read(tmp_path: Path):
         file.write(row.tobytes())
         file.truncate(8 + len(text) + end)
 
-    checkpoint = family.open_checkpoint(architecture, path)
+    checkpoint = architecture.open_checkpoint(path)
     np.testing.assert_array_equal(checkpoint.read(words)[LAST], row)
-    model = family.build_graph(architecture, checkpoint)
+    model = architecture.graph(checkpoint)
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_value_info("word_embeddings", TensorProto.FLOAT, ("tokens", WIDTH)))
     assert model.ByteSize() < 2**20

@@ -59,7 +59,7 @@ def test_logits_of_ragged_rows_and_of_rows_padded_in_front_are_transformers(
     """Of a target's tokens, each row beside transformers' own pass over the row and its target, without padding."""
     backbone = open_backbone(str(tiny(model_type, **sizes)))
     model = load_model(backbone, "eager").double()
-    graph = backbone.family.teaching_graph(backbone.architecture, backbone.checkpoint)
+    graph = backbone.architecture.teaching_graph(backbone.checkpoint)
     run = session(graph, backbone.folder)
     for seed, (batch, length, n) in enumerate([(1, 1, 1), (1, 7, 3), (5, 9, 4)]):
         rows = ragged(batch, length, SIZES[model_type], seed)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from edgepeft.backbones import checkpoint, pickled
+from edgepeft.backbones import checkpoint, convert
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.pickled import read_pickled
+from edgepeft.backbones.convert import read_pickled
 from edgepeft.common.errors import BundleError
 from edgepeft.data.training_loop import checkpoint as loop_checkpoint
 from edgepeft.deploy.verify import read_check
@@ -40,8 +40,8 @@ def test_tied_tensors_and_parts_of_one_storage_are_read(tmp_path, archive):
 
 
 def test_a_pickle_of_many_tiny_objects_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickled, "_PICKLE_BYTES", 500)
-    monkeypatch.setattr(pickled._Counted, "left", 500)
+    monkeypatch.setattr(convert, "_PICKLE_BYTES", 500)
+    monkeypatch.setattr(convert._Counted, "left", 500)
     path = tmp_path / "a.bin"
     torch.save({"a": torch.ones(3)}, path)
     assert read_pickled(path)["a"].tolist() == [1, 1, 1]

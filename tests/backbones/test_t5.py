@@ -268,7 +268,7 @@ def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callab
         seen[name] = (values[0] if isinstance(values, tuple) else values).detach()
 
     architecture = both.backbone.architecture
-    bindings = both.backbone.family.bindings(architecture)
+    bindings = architecture.bindings
     for site in architecture.sites:
         if site.is_input:
             both.model.get_submodule(site.module).register_forward_pre_hook(lambda _, args, n=site.name: keep(n, args))

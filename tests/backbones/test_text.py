@@ -34,7 +34,7 @@ class Stepped:
 
     def __init__(self, folder: Path) -> None:
         self.backbone = open_backbone(str(folder))
-        graphs = self.backbone.family.text_graphs(self.backbone.architecture, self.backbone.checkpoint)
+        graphs = self.backbone.architecture.text_graphs(self.backbone.checkpoint)
         assert graphs is not None
         self.graphs: TextGraphs = graphs
         self.encoder, self.decoder = (session(graph, self.backbone.folder) for graph in graphs)
@@ -108,7 +108,7 @@ def test_both_graphs_read_the_unchanged_file_and_name_the_values_that_sites_are_
         read |= {t.name for t in graph.graph.initializer if t.data_location == TensorProto.EXTERNAL}
         values |= {name for node in graph.graph.node for name in node.output}
     assert read == set(backbone.architecture.tensors)
-    bindings = backbone.family.bindings(backbone.architecture)
+    bindings = backbone.architecture.bindings
     sites = [site.name for site in backbone.architecture.sites if site.module] + ["pooled.labels"]
     around = [f"{site}.{suffix}" for site in sites for suffix in ("input", "residual")]
     assert {bindings[name] for name in (*sites, *around) if name in bindings} <= values

@@ -182,7 +182,7 @@ def test_an_operator_without_a_rule_is_refused_by_name(pfeiffer: suite.Case, mon
 def test_a_graph_that_breaks_onnxs_rules_is_refused_before_it_is_walked(tiny: Callable[..., Path]):
     """As a bundle from elsewhere may hold one: an operator reads what nothing gives."""
     found = open_backbone(str(tiny("bert")))
-    graph = found.family.build_graph(found.architecture, found.checkpoint)
+    graph = found.architecture.graph(found.checkpoint)
     graph.graph.node[-1].input[0] = "nowhere"
     with pytest.raises(BundleError, match=r"the task's graph is damaged: .*nowhere"):
         training_graph(graph, TrainingFacts((), Regression()), found.checkpoint, prefix_cache=False)

@@ -130,9 +130,9 @@ def test_the_last_feed_forward_has_the_read_rows_alone(tiny: Callable[..., Path]
     backbone = open_backbone(str(tiny("llama")))
     case = suite.Case(examples(methods()["lora"])[0], backbone)
     whole = splice(
-        backbone.family.build_graph(backbone.architecture, backbone.checkpoint),
+        backbone.architecture.graph(backbone.checkpoint),
         case.graph,
-        backbone.family.bindings(backbone.architecture),
+        backbone.architecture.bindings,
         backbone.checkpoint,
     )
     pruned = copied(whole)

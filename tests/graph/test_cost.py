@@ -49,8 +49,8 @@ def whole(tiny):
     def made(method, batch=3, length=7):
         case = suite.Case(method, backbone)
         case.model = load_model(backbone, "eager")
-        graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
-        graph = splice(graph, case.graph, backbone.family.bindings(backbone.architecture), backbone.checkpoint)
+        graph = backbone.architecture.graph(backbone.checkpoint)
+        graph = splice(graph, case.graph, backbone.architecture.bindings, backbone.checkpoint)
         rows = {"input_ids": torch.full((batch, length), 7), "attention_mask": torch.ones(batch, length).long()}
         rows["token_type_ids"] = torch.zeros(batch, length).long()
         with FlopCounterMode(display=False) as counter:

@@ -42,9 +42,9 @@ def graph(exported_once: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def spliced(backbone: Backbone, graph: onnx.ModelProto) -> onnx.ModelProto:
-    family, checkpoint = backbone.family, backbone.checkpoint
-    model = family.build_graph(backbone.architecture, checkpoint)
-    return splice(model, graph, family.bindings(backbone.architecture), checkpoint)
+    checkpoint = backbone.checkpoint
+    model = backbone.architecture.graph(checkpoint)
+    return splice(model, graph, backbone.architecture.bindings, checkpoint)
 
 
 def damaged(graph: onnx.ModelProto, **changes: object) -> onnx.ModelProto:

@@ -18,8 +18,7 @@ from edgepeft.backbones.emit import INT8_WEIGHTS_FILE
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.device.machine import saturates_in_8_bits
-from edgepeft.graph.fused_attention import fuse_attention
-from edgepeft.graph.one_row import for_one_row
+from edgepeft.graph.one_row import for_one_row, fuse_attention
 from edgepeft.graph.protos import floats, place_of
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import methods

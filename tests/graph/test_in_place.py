@@ -33,7 +33,7 @@ LONG = {"max_position_embeddings": 200, "head_dim": 16}
 
 def graphs_of(folder: Path) -> tuple[TextGraphs, Path]:
     backbone = open_backbone(str(folder))
-    made = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    made = backbone.architecture.text_graphs(backbone.checkpoint)
     assert made is not None
     return made, backbone.folder
 

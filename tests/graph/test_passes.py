@@ -7,7 +7,7 @@ import pytest
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.cut import prune, rename_values, strip
 from edgepeft.graph.half import halved, is_half, store_in_half, widen
-from edgepeft.graph.names import adapted, override, weight, without_prefix
+from edgepeft.graph.names import adapted, named, without_prefix
 from edgepeft.graph.protos import copied
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -84,8 +84,8 @@ def test_strip_leaves_no_trace_of_the_machine():
     ("name", "kind", "rest"),
     [
         (adapted("layer.0.query"), "adapted", "layer.0.query"),
-        (override("a.bias"), "override", "a.bias"),
-        (weight("a.bias"), "weight", "a.bias"),
+        (named("override", "a.bias"), "override", "a.bias"),
+        (named("weight", "a.bias"), "weight", "a.bias"),
         ("layer.0.query.input", "", "layer.0.query.input"),
     ],
 )

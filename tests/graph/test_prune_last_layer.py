@@ -40,14 +40,14 @@ BY_TOKEN = {"layer.1.key", "layer.1.value"}  # of the last layer
 
 
 def backbone_graph(backbone: Backbone) -> onnx.ModelProto:
-    return backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    return backbone.architecture.graph(backbone.checkpoint)
 
 
 def spliced(
     backbone: Backbone, method: str, below: onnx.ModelProto | None = None, weights: str = ""
 ) -> onnx.ModelProto:
-    family, sites = backbone.family, backbone.family.bindings(backbone.architecture)
-    stored = family.open_checkpoint(backbone.architecture, Path(weights)) if weights else backbone.checkpoint
+    sites = backbone.architecture.bindings
+    stored = backbone.architecture.open_checkpoint(Path(weights)) if weights else backbone.checkpoint
     delta = suite.Case(examples(method_named(method))[0], backbone).graph
     return splice(below or backbone_graph(backbone), delta, sites, stored)
 

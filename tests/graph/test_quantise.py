@@ -175,7 +175,7 @@ def test_factors_are_those_of_the_paper(backbone, monkeypatch):
         "edgepeft.training.exporting.backbone._values", lambda model, backbone, names: dict.fromkeys(names, rows)
     )
     monkeypatch.setattr("edgepeft.training.exporting.backbone._WORST", np.inf)
-    found = column_factors(backbone.family.build_graph(backbone.architecture, backbone.checkpoint), backbone)
+    found = column_factors(backbone.architecture.graph(backbone.checkpoint), backbone)
     names = [f"{LAYER}attention.self.{part}.weight" for part in ("query", "key", "value")]
     weights = np.abs(np.concatenate([load_file(backbone.weights)[name] for name in names])).max(0)
     largest = np.abs(rows).max(0)
@@ -196,7 +196,7 @@ def test_past_attention_all_channels_have_one_factor_where_no_token_drowns_the_o
         "edgepeft.training.exporting.backbone._values", lambda model, backbone, names: dict.fromkeys(names, rows)
     )
     monkeypatch.setattr("edgepeft.training.exporting.backbone._WORST", np.inf)
-    found = column_factors(backbone.family.build_graph(backbone.architecture, backbone.checkpoint), backbone)
+    found = column_factors(backbone.architecture.graph(backbone.checkpoint), backbone)
     name = f"{LAYER}attention.output.dense.weight"
     assert (name in found) == fixed
     if fixed:
@@ -236,7 +236,7 @@ def test_a_task_that_changes_what_attention_gives_has_a_step_for_each_row_there(
 
 
 def test_where_no_channel_stands_out_or_one_token_does_each_row_keeps_a_step_of_its_own(even, backbone, monkeypatch):
-    assert column_factors(even.family.build_graph(even.architecture, even.checkpoint), even) == {}
+    assert column_factors(even.architecture.graph(even.checkpoint), even) == {}
     rows = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32) * np.geomspace(
         0.1, 9, 32, dtype=np.float32
     )
@@ -244,14 +244,14 @@ def test_where_no_channel_stands_out_or_one_token_does_each_row_keeps_a_step_of_
     monkeypatch.setattr(
         "edgepeft.training.exporting.backbone._values", lambda model, backbone, names: dict.fromkeys(names, rows)
     )
-    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    graph = backbone.architecture.graph(backbone.checkpoint)
     assert column_factors(graph, backbone) == {}
 
 
 def test_layers_that_share_their_weights_have_one_range(tiny):
     """ALBERT's matrices are read behind several norms."""
     shared = open_backbone(str(tiny("albert")))
-    graph = shared.family.build_graph(shared.architecture, shared.checkpoint)
+    graph = shared.architecture.graph(shared.checkpoint)
     norms = [node for node in graph.graph.node if node.op_type == "LayerNormalization"]
     widths = [shared.checkpoint.tensors[node.input[1]].shape[0] for node in norms]
     rows = {

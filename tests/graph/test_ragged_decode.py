@@ -19,7 +19,7 @@ HEADS, WIDTH, LENGTH, WRITTEN = 4, 6, 5, (4, 0, 2)  # tokens of each text so far
 @pytest.fixture(scope="module")
 def graphs(tiny: Callable[..., Path]) -> tuple[TextGraphs, Path]:
     backbone = open_backbone(str(tiny("t5")))
-    made = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    made = backbone.architecture.text_graphs(backbone.checkpoint)
     assert made is not None
     return made, backbone.folder
 

@@ -48,11 +48,7 @@ def test_scales_are_those_of_the_weights_rows_and_of_the_second_products_columns
 def test_a_bundle_from_before_the_site_refuses_the_delta_by_its_name(tiny):
     backbone = open_backbone(str(tiny("bert")))
     graph = export_delta(random_delta(backbone, "ia3", "task"), backbone)
-    bindings = {
-        name: value
-        for name, value in backbone.family.bindings(backbone.architecture).items()
-        if "ffn_activation" not in name
-    }
-    whole = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    bindings = {name: value for name, value in backbone.architecture.bindings.items() if "ffn_activation" not in name}
+    whole = backbone.architecture.graph(backbone.checkpoint)
     with pytest.raises(BundleError, match=r"'layer\.0\.ffn_activation' .* must be exported again"):
         splice(whole, graph, bindings, backbone.checkpoint)

@@ -128,8 +128,8 @@ def test_a_board_has_the_vectors_that_the_mlp_made(tiny):
 def test_tasks_share_a_session_and_its_passes(tiny, model_type):
     backbone = open_backbone(str(tiny(model_type)))
     graph = export_delta(random_delta(backbone, "prefix", "task", settings={"length": LENGTH}), backbone)
-    bindings = backbone.family.bindings(backbone.architecture)
-    whole = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    bindings = backbone.architecture.bindings
+    whole = backbone.architecture.graph(backbone.checkpoint)
     model = splice(whole, graph, bindings, backbone.checkpoint)
     once = computed_values(model)
     values = ort.InferenceSession(once.SerializeToString()).run(None, {})
@@ -141,9 +141,9 @@ def test_tasks_share_a_session_and_its_passes(tiny, model_type):
 def test_a_bundle_from_before_its_sites_says_that_it_must_be_exported_again(tiny):
     backbone = open_backbone(str(tiny("bert")))
     graph = export_delta(random_delta(backbone, "prefix", "task", settings={"length": LENGTH}), backbone)
-    older = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    older = backbone.architecture.graph(backbone.checkpoint)
     rename_values(older.graph, lambda name: name.replace("_heads", "_split"))
-    bindings = backbone.family.bindings(backbone.architecture)
+    bindings = backbone.architecture.bindings
     with pytest.raises(BundleError, match=r"layer\.0\.key_heads.* must be exported again"):
         splice(older, graph, bindings, backbone.checkpoint)
 

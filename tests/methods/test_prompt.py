@@ -15,7 +15,7 @@ from tiny import SIZES, ragged
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.graph.prompt import prompt_of
+from edgepeft.graph.splice import prompt_of
 from edgepeft.methods.base import method_named
 from edgepeft.methods.prompt_r import PromptR
 from edgepeft.methods.prompt_t import PromptT

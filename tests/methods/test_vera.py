@@ -75,8 +75,8 @@ def exported(tiny):
 
 
 def spliced(backbone, graph):
-    whole = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
-    return splice(whole, graph, backbone.family.bindings(backbone.architecture), backbone.checkpoint)
+    whole = backbone.architecture.graph(backbone.checkpoint)
+    return splice(whole, graph, backbone.architecture.bindings, backbone.checkpoint)
 
 
 def test_a_file_holds_the_vectors_alone_and_a_board_trains_no_matrix(exported):
@@ -102,7 +102,7 @@ def test_tasks_share_a_session_and_its_passes(exported):
     values = ort.InferenceSession(once.SerializeToString()).run(None, {})
     structured = make_inputs(model, dict(zip((output.name for output in once.graph.output), values, strict=True)))
     assert structured is not None
-    assert mix(structured.structure, structured.feeds, backbone.family.bindings(backbone.architecture), 2) is not None
+    assert mix(structured.structure, structured.feeds, backbone.architecture.bindings, 2) is not None
 
 
 @pytest.mark.parametrize(

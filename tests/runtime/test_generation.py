@@ -121,7 +121,7 @@ def restated(bundle: Path, file: str, model: onnx.ModelProto) -> None:
 def test_a_decoder_of_other_caches_than_the_encoders_is_refused_by_name(tiny: Any, tmp_path: Path, sizes: Any):
     Bare(tiny("t5"), tmp_path)
     other = open_backbone(str(tiny("t5", **sizes)))
-    restated(tmp_path, "decoder.onnx", other.family.text_graphs(other.architecture, other.checkpoint).decoder)
+    restated(tmp_path, "decoder.onnx", other.architecture.text_graphs(other.checkpoint).decoder)
     with pytest.raises(BundleError, match=r"different models, for cross\.key\.\d is not of the same sizes"):
         Bundle(tmp_path).text_graphs  # noqa: B018
 

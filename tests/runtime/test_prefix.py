@@ -114,8 +114,8 @@ def test_the_graph_leaves_a_skipped_layer_alone(tiny, name):
 
 
 def require_alike_untouched(case):
-    sites, backbone = case.backbone.family.bindings(case.architecture), case.backbone
-    graph = backbone.family.build_graph(case.architecture, backbone.checkpoint)
+    sites, backbone = case.architecture.bindings, case.backbone
+    graph = case.architecture.graph(backbone.checkpoint)
     spliced = splice(graph, case.graph, sites, backbone.checkpoint)
     found = untouched_stages(case.moved)
     # What stands past a layer leaves that layer itself alone.

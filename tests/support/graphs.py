@@ -24,7 +24,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 
 
 def build(backbone: Backbone) -> onnx.ModelProto:
-    return backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    return backbone.architecture.graph(backbone.checkpoint)
 
 
 def session(model: onnx.ModelProto, folder: Path) -> ort.InferenceSession:
@@ -123,7 +123,7 @@ def require_sites(both: Both, rows: dict[str, np.ndarray]) -> int:
         both.model.get_submodule(module).register_forward_pre_hook(hook, with_kwargs=True)
 
     architecture = both.backbone.architecture
-    bindings = both.backbone.family.bindings(architecture)
+    bindings = architecture.bindings
     for site in filter(lambda site: site.module and not site.shape, architecture.sites):
         module = both.model.get_submodule(site.module)
         if site.is_input:

@@ -111,9 +111,9 @@ class Case:
 
     @functools.cached_property
     def spliced(self) -> onnx.ModelProto:
-        family, checkpoint = self.backbone.family, self.backbone.checkpoint
-        backbone = family.build_graph(self.architecture, checkpoint)
-        model = splice(backbone, self.graph, family.bindings(self.architecture), checkpoint)
+        checkpoint = self.backbone.checkpoint
+        backbone = self.architecture.graph(checkpoint)
+        model = splice(backbone, self.graph, self.architecture.bindings, checkpoint)
         drop_unread_rows(model)
         return model
 

@@ -36,7 +36,7 @@ def export_several(backbone: Path, folder: Path) -> None:
         random_delta(opened, method, task, None, head="text", seed=seed, settings=_SETTINGS.get(method, {}))
         for seed, (task, method) in enumerate(tasks.items())
     ]
-    if opened.family.name == "t5":
+    if opened.architecture.family == "t5":
         deltas.append(random_delta(opened, "lora", "mood", settings={"rank": 2}))
     paths = [saved(delta, folder / delta.card.task) for delta in deltas]
     export_bundle(opened, paths, folder / "bundle", texts=TEXTS[:20], weights="fp32")

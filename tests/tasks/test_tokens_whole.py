@@ -334,9 +334,9 @@ def test_the_head_reads_what_a_method_makes_of_the_last_layer(backbone: Path, me
     opened = open_backbone(str(backbone))
     settings = {"length": 3} if method == "prompt-r" else {}
     delta = random_delta(opened, method, "x", TAGS, kind="tokens", settings=settings)
-    family, architecture = opened.family, opened.architecture
-    graph = family.build_graph(architecture, opened.checkpoint)
-    model = splice(graph, export_delta(delta, opened), family.bindings(architecture), opened.checkpoint)
+    architecture = opened.architecture
+    graph = architecture.graph(opened.checkpoint)
+    model = splice(graph, export_delta(delta, opened), architecture.bindings, opened.checkpoint)
     drop_unread_rows(model)
     batch = opened.encoder().encode(TEXTS[:9], 40).inputs
     given = {name: torch.from_numpy(values) for name, values in batch.items()}

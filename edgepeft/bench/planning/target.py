@@ -123,7 +123,7 @@ def random_subject(
     backbone = open_backbone(str(folder))
     if backbone.architecture.decoder is not None:
         write_random_tokenizer(backbone.architecture, folder, seed=seed)  # its tasks are labels as tokens
-    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    graph = backbone.architecture.graph(backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
     deltas = [fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)]
     entries = {delta.card.task: write_task(backbone, delta) for delta in deltas}
@@ -189,11 +189,11 @@ def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> M
     """The manifest of random weights of the architecture ``name`` in ``backbone.folder``."""
     return Manifest(
         backbone=BackboneEntry(
-            family=backbone.family.name,
+            family=backbone.architecture.family,
             model_type=backbone.architecture.model_type,
             source=f"random weights of {name}",
             sha256=Hashes(graph=sha256_of(backbone.folder / BACKBONE_FILE), weights=backbone.sha256),
-            sites=backbone.family.bindings(backbone.architecture),
+            sites=backbone.architecture.bindings,
         ),
         tasks=tasks,
     )

@@ -14,9 +14,8 @@ follows from the batch.  Two axes that have the same extents in every sample are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -26,10 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.positions import Window
 from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import modules_of
-from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.protos import ancestors, attributes, constant, reads, writers
 from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.shapes import Spec, sized
+from edgepeft.graph.splice import prompt_in
 
 Extent = tuple[int, ...]  # of one axis, in each sample
 _COUNTS = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
@@ -83,10 +82,6 @@ class Tape:
     def value(self, name: str) -> NDArray[Any] | None:
         """What a constant of the graph holds; None for any other value."""
         return constant(self.graph, name)
-
-    def has(self, value: str) -> bool:
-        """Whether a node gives it; where the graph is cut, the samples hold what is below too."""
-        return any(value in node.output for node in self.graph.node)
 
     def kind(self, value: str) -> int:
         """A forward value's element type."""
@@ -243,34 +238,15 @@ def _operators(graph: onnx.GraphProto, backward: Backward) -> list[onnx.NodeProt
     return [whole.get(node.output[0], node) for node in graph.node if not inner.intersection(node.output) - set(whole)]
 
 
-@dataclass(frozen=True)
 class Visit:
-    """One node on the way back.  ``dy`` is the gradient of its first result, ``wanted`` the inputs that need one."""
+    """One node on the way back, from its first result y to its inputs, of which x is the first.
 
-    tape: Tape
-    node: onnx.NodeProto
-    dy: str
-    wanted: frozenset[int]
+    ``dy`` is y's gradient, ``wanted`` the inputs that need one.
+    """
 
-    @property
-    def x(self) -> str:
-        """The first input."""
-        return str(self.node.input[0])
-
-    @property
-    def y(self) -> str:
-        """The first result."""
-        return str(self.node.output[0])
-
-    @property
-    def op(self) -> Callable[..., str]:
-        """``Tape.op``."""
-        return self.tape.op
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """The node's attributes."""
-        return attributes(self.node)
+    def __init__(self, tape: Tape, node: onnx.NodeProto, dy: str, wanted: frozenset[int]) -> None:
+        self.tape, self.node, self.dy, self.wanted = tape, node, dy, wanted
+        self.x, self.y, self.op, self.attributes = str(node.input[0]), str(node.output[0]), tape.op, attributes(node)
 
     def number(self, value: float) -> str:
         """A scalar of the result's element type."""
@@ -310,14 +286,12 @@ class Visit:
 
 
 Rule = Callable[[Visit], Gradients]
-Slope = TypeVar("Slope", bound=Callable[..., str])
 _RULES: dict[str, Rule] = {}
 
 
 def rules() -> Mapping[str, Rule]:
     """Rule by operator, of all files of ``rules``."""
-    for _ in modules_of("edgepeft.graph.gradient.rules"):  # each registers its own
-        pass
+    list(modules_of("edgepeft.graph.gradient.rules"))  # each registers its own
     return _RULES
 
 
@@ -327,18 +301,5 @@ def rule_of(*operators: str) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
         _RULES.update(dict.fromkeys(operators, rule))
         return rule
-
-    return register
-
-
-def slope_of(operator: str) -> Callable[[Slope], Slope]:
-    """Register a function of one number by its derivative f'(x): the rule is dy times that."""
-
-    def register(derivative: Slope) -> Slope:
-        def rule(at: Visit) -> Gradients:
-            yield 0, at.op("Mul", at.dy, derivative(at))
-
-        rule_of(operator)(rule)
-        return derivative
 
     return register

@@ -34,19 +34,8 @@ from edgepeft.data.row_grouping import LOWEST
 from edgepeft.graph.contract import Contract, all_used, closed, one_writer, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.gradient.rule import Backward, differentiate
-from edgepeft.graph.names import (
-    LABELS,
-    LOGITS,
-    LOSS,
-    PLACES,
-    POOLING,
-    SHARES,
-    dropout,
-    gradient,
-    is_of_loader,
-    without_prefix,
-)
-from edgepeft.graph.protos import copied, floats, followed, properties, writers
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, is_of_loader, named, without_prefix
+from edgepeft.graph.protos import copied, floats, followed, integers, properties, writers
 from edgepeft.graph.shapes import Spec
 from edgepeft.tasks.base import TaskType, stated
 
@@ -119,8 +108,8 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
         product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
         if product is None:
             raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
-        graph.node.append(helper.make_node("Mul", [product.input[0], dropout(i)], [kept], name=kept))
-        graph.input.append(floats(dropout(i), ["tokens" if facts.kind.per_token else "batch", width]))
+        graph.node.append(helper.make_node("Mul", [product.input[0], named("dropout", i)], [kept], name=kept))
+        graph.input.append(floats(named("dropout", i), ["tokens" if facts.kind.per_token else "batch", width]))
         product.input[0] = kept
     add_loss(graph, facts.kind)
     prune(graph)
@@ -138,7 +127,7 @@ def with_gradients(
     model = copied(forward)
     found = differentiate(model.graph, LOSS, facts.leaves, samples, backward)
     for name, value in found.items():
-        output = gradient(name)
+        output = named("gradient", name)
         model.graph.node.append(helper.make_node("Identity", [value], [output], name=output))
         spec = samples[0][name]
         model.graph.output.append(helper.make_tensor_value_info(output, spec.kind, spec.shape))
@@ -161,7 +150,7 @@ def add_loss(graph: onnx.GraphProto, kind: TaskType) -> None:
         graph.input.append(floats(POOLING, ["texts" if kind.several else "rows", "batch"]))
         logits = op("MatMul", POOLING, logits)
     if kind.several:
-        graph.input.append(helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["rows", "most"]))
+        graph.input.append(integers(PLACES, ["rows", "most"]))
         missing = op("Less", op("Unsqueeze", PLACES, add.ints(-1)), zero)
         found = op("Gather", logits, op("Max", PLACES, zero), axis=0)
         logits = op("Where", missing, add.number(LOWEST, np.float32), found)

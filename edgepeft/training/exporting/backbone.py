@@ -57,8 +57,8 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
     """Graph, weights, tokenizer and config of a backbone, and a manifest without tasks."""
     if not (backbone.folder / "tokenizer.json").is_file():
         raise BundleError(f"{backbone.folder} has no tokenizer.json, and no vocabulary to make one of.")
-    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
-    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    graphs = {BACKBONE_FILE: backbone.architecture.graph(backbone.checkpoint)}
+    text = backbone.architecture.text_graphs(backbone.checkpoint)
     graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
     sha256 = write_weights([*graphs.values()], backbone, folder, weights)
     for name, graph in graphs.items():
@@ -73,13 +73,13 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
     sha256_of_graph = {name: sha256_of(folder / name) for name in graphs}
     manifest = Manifest(
         backbone=BackboneEntry(
-            family=backbone.family.name,
+            family=backbone.architecture.family,
             model_type=backbone.architecture.model_type,
             source=backbone.source,
             sha256=Hashes(graph=sha256_of_graph[BACKBONE_FILE], weights=sha256),
             weights_dtype=weights,
             checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
-            sites=backbone.family.bindings(backbone.architecture),
+            sites=backbone.architecture.bindings,
             text=TextHashes(encoder=sha256_of_graph[ENCODER_FILE], decoder=sha256_of_graph[DECODER_FILE])
             if text
             else None,

@@ -224,9 +224,9 @@ def write_template(bundle: Bundle, backbone: Backbone, model: nn.Module, method:
     # An untrained head decides nothing that 8-bit weights could be held to: that the graph is right shows over float32.
     exact = None
     if bundle.manifest.backbone.weights_dtype != "fp32":
-        family, architecture, file = backbone.family, backbone.architecture, backbone.weights.resolve()
-        stored = family.open_checkpoint(architecture, file)
-        whole = splice(family.build_graph(architecture, stored), graph, family.bindings(architecture), stored)
+        architecture, file = backbone.architecture, backbone.weights.resolve()
+        stored = architecture.open_checkpoint(file)
+        whole = splice(architecture.graph(stored), graph, architecture.bindings, stored)
         exact = open_session(whole, file.parent)
     prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, exact=exact)
     for suffix, content in prepared.content.items():

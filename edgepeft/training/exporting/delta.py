@@ -82,7 +82,7 @@ def export_delta(
             model.graph.initializer.append(external_tensor(place))
         else:
             model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
-        _give(model.graph, source, names.override(stored[name]), tensor.shape)
+        _give(model.graph, source, names.named("override", stored[name]), tensor.shape)
     for name, values in (parts.trie.values if parts.trie else {}).items():
         if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
             model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
@@ -195,8 +195,8 @@ class _Parts(nn.Module):
 
     def _borrow(self, tensor: str, shape: tuple[int, ...]) -> str:
         self.borrowed.append(tensor)
-        self.inputs[names.weight(tensor)] = torch.zeros(shape)
-        return names.weight(tensor)
+        self.inputs[names.named("weight", tensor)] = torch.zeros(shape)
+        return names.named("weight", tensor)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Values in the order of ``inputs`` -> values in the order of ``outputs``."""
@@ -207,7 +207,7 @@ class _Parts(nn.Module):
             return tuple(adapted.values())
         site = self.delta.card.pooling.site
         pooled = adapted[site] if site in adapted else self.pooled({**given, **adapted})
-        weights = (given[names.weight(tensor)] for tensor in self.delta.head.reads)
+        weights = (given[names.named("weight", tensor)] for tensor in self.delta.head.reads)
         return (*adapted.values(), self.delta.head(pooled, *weights))
 
 
@@ -241,8 +241,8 @@ def _name_dims(graph: onnx.GraphProto, architecture: Architecture, *, per_token:
 
 def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     """Exporter's names -> ours: sites and tensors for inputs and outputs, delta.safetensors' for weights."""
-    split = {name: names.without_prefix(name) for name in parts.inputs}
-    on_file = {name: names.weight(stored[rest]) if kind == "weight" else name for name, (kind, rest) in split.items()}
+    split = [(name, *names.without_prefix(name)) for name in parts.inputs]
+    on_file = {name: names.named("weight", stored[rest]) if kind == "weight" else name for name, kind, rest in split}
     new = {f"in_{i}": name for i, name in enumerate(on_file.values())}
     new |= {f"out_{i}": name for i, name in enumerate(parts.outputs)}
     on_disk = {id(tensor): name for name, tensor in parts.delta.tensors().items()}
@@ -250,7 +250,7 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
     modules = parts.named_modules(remove_duplicate=False)
     drawn = ((path, name) for path, module in modules if isinstance(module, Drawn) for name in module.shapes)
-    new |= {f"{path}.{name}": names.frozen_random(name) for path, name in drawn}
+    new |= {f"{path}.{name}": names.named("drawn", name) for path, name in drawn}
     if parts.trie is not None:
         new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.trie.tables}
         new["tokens"] = names.of_labels(EDGES)
@@ -265,16 +265,16 @@ def _leave_to_the_loader(graph: onnx.GraphProto, delta: Delta, stored: Mapping[s
         for name, tensor in generator.named_parameters():
             graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.of_loader(name)))
         for name in generator.names:
-            made, shape = names.generated(stored[name]), delta.architecture.shape_of(name)
+            made, shape = names.named("generated", stored[name]), delta.architecture.shape_of(name)
             graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
-            _give(graph, made, names.override(stored[name]), shape)
+            _give(graph, made, names.named("override", stored[name]), shape)
         recipes[RECIPE] = json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})
     if found := next((module for module in delta.modules() if isinstance(module, Drawn)), None):
         replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
         read = {name for node in graph.node for name in node.input}
         for name, shape in found.shapes.items():
-            if names.frozen_random(name) in read:
-                graph.input.append(helper.make_tensor_value_info(names.frozen_random(name), TensorProto.FLOAT, shape))
+            if names.named("drawn", name) in read:
+                graph.input.append(helper.make_tensor_value_info(names.named("drawn", name), TensorProto.FLOAT, shape))
         recipes[DRAWN] = json.dumps(found.recipe)
     return recipes
 

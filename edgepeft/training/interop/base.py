@@ -20,7 +20,7 @@ from torch import Tensor
 from edgepeft import __version__
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.pickled import read_pickled
+from edgepeft.backbones.convert import read_pickled
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError, UsageError

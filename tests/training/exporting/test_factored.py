@@ -47,8 +47,8 @@ def opened(
     def graphs(method: str, bottleneck: int | None = None) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         settings = {} if bottleneck is None else {"bottleneck": bottleneck}
         delta = export_delta(random_delta(backbone, method, "task", settings=settings), backbone)
-        bare = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
-        whole = splice(bare, delta, backbone.family.bindings(backbone.architecture), backbone.checkpoint)
+        bare = backbone.architecture.graph(backbone.checkpoint)
+        whole = splice(bare, delta, backbone.architecture.bindings, backbone.checkpoint)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session, "session_options", options)
             session.open_session(whole, backbone.folder, 1)

@@ -104,7 +104,7 @@ def test_rows_that_are_no_whole_groups_stay_in_8_bits(tiny, tmp_path):
         open_session(model, folder, 1).run(["last_hidden_state"], inputs)[0]
         for model, folder in (
             (Bundle(tmp_path).backbone_graph, tmp_path),
-            (plain.family.build_graph(plain.architecture, plain.checkpoint), plain.folder),
+            (plain.architecture.graph(plain.checkpoint), plain.folder),
         )
     ]
     assert 0 < np.abs(found[0] - found[1]).max() < 0.5 * np.abs(found[1]).max()

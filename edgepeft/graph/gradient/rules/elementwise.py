@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
-from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of, slope_of
+from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 
 
 @rule_of("Add")
@@ -82,20 +83,12 @@ def _clip(at: Visit) -> Gradients:
     yield 0, gradient
 
 
-slope_of("Exp")(lambda at: at.y)
-slope_of("Sigmoid")(lambda at: at.op("Mul", at.y, at.op("Sub", at.number(1), at.y)))  # y (1 - y)
-slope_of("Softplus")(lambda at: at.op("Sigmoid", at.x))
-slope_of("Sqrt")(lambda at: at.op("Div", at.number(0.5), at.y))  # 1 / (2 y)
-
-
-@slope_of("Tanh")
 def _of_tanh(at: Visit, y: str = "") -> str:
     """1 - y^2."""
     y = y or at.y
     return at.op("Sub", at.number(1), at.op("Mul", y, y))
 
 
-@slope_of("Mish")
 def _of_mish(at: Visit) -> str:
     """t + x (1 - t^2) sigmoid(x), t = tanh(softplus(x))."""
     t = at.op("Tanh", at.op("Softplus", at.x))
@@ -103,7 +96,6 @@ def _of_mish(at: Visit) -> str:
     return at.op("Add", t, at.op("Mul", at.x, slope))
 
 
-@slope_of("Gelu")
 def _of_gelu(at: Visit) -> str:
     """Phi(x) + x phi(x).
 
@@ -121,6 +113,23 @@ def _of_gelu(at: Visit) -> str:
     below = op("Add", op("Mul", op("Erf", op("Mul", x, number(math.sqrt(0.5)))), half), half)
     density = op("Mul", op("Exp", op("Mul", square, number(-0.5))), number(1 / math.sqrt(2 * math.pi)))
     return op("Add", below, op("Mul", x, density))
+
+
+# Functions of one number, by their derivative f'(x).
+_SLOPES: Mapping[str, Callable[[Visit], str]] = {
+    "Exp": lambda at: at.y,
+    "Gelu": _of_gelu,
+    "Mish": _of_mish,
+    "Sigmoid": lambda at: at.op("Mul", at.y, at.op("Sub", at.number(1), at.y)),  # y (1 - y)
+    "Softplus": lambda at: at.op("Sigmoid", at.x),
+    "Sqrt": lambda at: at.op("Div", at.number(0.5), at.y),  # 1 / (2 y)
+    "Tanh": _of_tanh,
+}
+
+
+@rule_of(*_SLOPES)
+def _of_number(at: Visit) -> Gradients:
+    yield 0, at.op("Mul", at.dy, _SLOPES[at.node.op_type](at))
 
 
 @rule_of("LayerNormalization")

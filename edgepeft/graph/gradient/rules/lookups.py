@@ -104,7 +104,7 @@ def _places(at: Visit) -> tuple[str, str]:
 
 def _merge(at: Visit) -> str:
     """``MERGE``, made anew where no attention has the queries of all tokens: (T, h) into (B h S)."""
-    if at.tape.has(MERGE):
+    if any(MERGE in node.output for node in at.tape.graph.node):  # the samples hold what a cut left below, too
         return MERGE
     op, ints = at.op, at.tape.ints
     n_heads = at.tape.extents(SPLIT)[1][0]
