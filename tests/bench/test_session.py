@@ -173,7 +173,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes(fake_start, tmp_path):
 
     again = fake_start(0.1)
     resumed = run_scenarios(request, names, earlier=earlier_result(path), start=again)
-    assert resumed.completed == (("offline", "infer"), ("single-stream", "infer"))
+    assert resumed.result.completed == (("offline", "infer"), ("single-stream", "infer"))
     assert [row["scenario"] for row in resumed.result.to_json()["results"]] == names
     assert resumed.result.to_json()["results"][0] == first["results"][0]
     assert [len(row["samples_s"]) for row in resumed.result.to_json()["results"]] == [9, 9]
