@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -45,6 +46,7 @@ from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_val
 from edgepeft.tasks.base import Prediction
 
 Opened = TaskSession | TextSession
+Values = dict[str, ort.OrtValue]
 Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
 GraphOf = Callable[[Bundle, str], onnx.ModelProto]
 Mix = Callable[[onnx.ModelProto, Iterable[str], Mapping[str, str], int], onnx.ModelProto | None]
@@ -66,13 +68,8 @@ class Slots:
         self._weights, self._lock, self._graph_of, self._mix, self._few = weights, weights.lock, graph_of, mix, few
         self._exact: set[bytes] = set()  # structures of which no slot may be empty
         self._structures: dict[bytes, onnx.ModelProto | None] = {}
-        self._feeds: dict[str, dict[str, ort.OrtValue]] = {}  # of tasks whose own session has its values as constants
+        self._feeds = WeakKeyDictionary[TaskSession, Values]()  # of those whose values are constants
         self._sessions: dict[tuple[bytes, int], TaskSession] = weights.table(name)
-
-    def drop_values(self, changed: Sequence[str]) -> None:
-        """Let the values of tasks go that have changed."""
-        for task in changed:
-            self._feeds.pop(task, None)
 
     def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
         """Whether rows of these tasks, of one structure, may stand in one pass; their values are ready then."""
@@ -95,15 +92,15 @@ class Slots:
         except BundleError:  # a file was replaced since; the tasks' own sessions answer as before
             return False
 
-    def _fed(self, task: str, session: TaskSession) -> dict[str, ort.OrtValue]:
+    def _fed(self, task: str, session: TaskSession) -> Values:
         if session.feeds:
             return session.feeds
-        if task not in self._feeds:
+        if session not in self._feeds:
             own = parted(self._graph_of(self._weights.bundle, task))
             if own is None:
                 raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
-            self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in own.feeds.items()}
-        return self._feeds[task]
+            self._feeds[session] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in own.feeds.items()}
+        return self._feeds[session]
 
     def run(
         self,
@@ -125,9 +122,7 @@ class Slots:
         session, feeds = self._prepared(tasks, counts)
         return BoundSession(session.shared, feeds, self._weights.used)
 
-    def _prepared(
-        self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]
-    ) -> tuple[TaskSession, dict[str, ort.OrtValue]]:
+    def _prepared(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> tuple[TaskSession, Values]:
         with self._lock:
             key = tasks[0][1].structure or b""
             n = len(tasks) if key in self._exact else 1 << (len(tasks) - 1).bit_length()
@@ -169,11 +164,6 @@ class Mixer:
         encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text, name="mixed encoder")
         decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder, name="mixed decoder")
         self.text = TextSlots(encoder, decoder)
-
-    def drop_values(self, changed: Sequence[str]) -> None:
-        """Let the values of tasks go that have changed."""
-        for slots in (self._slots, *self.text):
-            slots.drop_values(changed)
 
     def groups(
         self, tasks: Iterable[str | None], opened: Callable[[str | None], Opened], *, strict: bool

@@ -99,8 +99,8 @@ class Runtime:
             self._weights.check_open()
             before, now = self.bundle.manifest, Manifest.read(self.bundle.folder)
             if (now.backbone, now.files) != (before.backbone, before.files):
-                told = "now holds another tokenizer or another backbone; open the bundle again."
-                raise UsageError(f"{self.bundle.folder} {told}")
+                why = "now holds another tokenizer or another backbone; open the bundle again."
+                raise UsageError(f"{self.bundle.folder} {why}")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
             # With what was read of the backbone: its folder may not be there any more.
             self.bundle = self._weights.bundle = bundle = copy(self.bundle)
@@ -108,7 +108,6 @@ class Runtime:
             for name in changed:
                 self._sessions.pop(name, None)
                 self._one_row.pop(name, None)
-            self._mixer.drop_values(changed)
             if changed:
                 self._begin_anew()
             return tuple(changed)

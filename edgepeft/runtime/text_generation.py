@@ -27,7 +27,7 @@ from edgepeft.graph.in_place import HIDDEN
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.kv_cache import KvCache
-from edgepeft.runtime.mixed import MAX_TASKS
+from edgepeft.runtime.mixed import MAX_TASKS, Values
 from edgepeft.runtime.prediction import TextAnswer, no_number
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import BoundSession, ort_value
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
 
 _LOWEST = np.finfo(np.float32).min
-Values = dict[str, ort.OrtValue]
 
 
 @dataclass(eq=False)
