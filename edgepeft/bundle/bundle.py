@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -20,7 +20,6 @@ from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry
-from edgepeft.bundle.tolerance import Tolerance, allowed_for
 from edgepeft.bundle.versions import hashes, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
@@ -31,6 +30,9 @@ from edgepeft.graph.protos import copied, external_tensors, place_of, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.validate import MAX_PARTS, check_sound, more_parts_than
+
+if TYPE_CHECKING:
+    from edgepeft.bundle.tolerance import Tolerance
 
 BACKBONE_FILE = "backbone.onnx"
 ENCODER_FILE, DECODER_FILE = "encoder.onnx", "decoder.onnx"
@@ -168,6 +170,8 @@ class Bundle:
 
     def allowed(self, task: str) -> Tolerance:
         """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
+        from edgepeft.bundle.tolerance import allowed_for
+
         entry = self.entry(task)
         decoder_only = self.architecture.decoder_only
         allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype, decoder_only=decoder_only)
