@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import BundleError
-from edgepeft.runtime.inputs import Inputs
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.inputs import Inputs
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.answers import Answer, Prediction
-from edgepeft.runtime.inputs import ReadRows
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.inputs import ReadRows
 
 A = TypeVar("A", bound=Answer)
 _FEW = 64

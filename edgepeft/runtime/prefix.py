@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -16,7 +16,9 @@ from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
-from edgepeft.runtime.weights import TaskSession, Weights
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.weights import TaskSession, Weights
 
 
 class PrefixPlan(NamedTuple):

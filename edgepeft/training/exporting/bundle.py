@@ -41,7 +41,6 @@ from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns, verify_columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 from edgepeft.device import machine
-from edgepeft.device.profiles import load_profile
 from edgepeft.graph.names import adapted
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import OPEN
@@ -342,8 +341,11 @@ def export(options: ExportOptions) -> ExportResult:
         _LIBRARIES[library](Delta.load(Path(deltas[0]), source), source, folder, options.force)
         return ExportResult(folder)
     out = options.require_bundle()
-    profile = options.profile
-    processor = machine.processor_of_host() if profile is None else machine.processor_of_profile(load_profile(profile))
+    processor = machine.processor_of_host()
+    if options.profile is not None:
+        from edgepeft.device.profiles import load_profile
+
+        processor = machine.processor_of_profile(load_profile(options.profile))
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
             options.backbone,
