@@ -25,7 +25,6 @@ from edgepeft.data.text_template import of_source
 from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenized
 from edgepeft.tasks.base import TaskType
-from edgepeft.training.text_engine import generated
 
 ROWS = 64
 
@@ -97,6 +96,8 @@ def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int
     What its cache gives is a guess: one pass over a whole guess says what is likeliest at each step, and that is the
     next one.  A step's is right as soon as those before it are, so that the last is found when nothing changes.
     """
+    from edgepeft.training.text_engine import generated
+
     decoder, words = delta.architecture.decoder, min(CANDIDATES, delta.architecture.vocab_size)
     assert decoder is not None, "a delta that writes text has one"
     starts = decoder.starts(inputs["input_ids"], inputs["attention_mask"])[:, None]
