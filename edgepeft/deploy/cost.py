@@ -24,7 +24,6 @@ from edgepeft.common.operators import OperatorClass, Work, product_flops
 from edgepeft.graph.cost import Costs, count_run, peak_bytes
 from edgepeft.graph.shapes import Spec, walk
 from edgepeft.runtime.decoding import GREEDY, Decoding
-from edgepeft.runtime.label_words import decoding_in
 
 LENGTH = 128  # of the papers' throughput tables
 _LONGEST_READ = 1 << 20  # tokens of a passage in windows
@@ -90,6 +89,8 @@ def bundle_cost(
         raise UsageError(f"--batch {batch_size}: of {length} tokens each, at most {most:,} texts are counted in a run.")
     inputs = example_inputs(bundle, batch_size * each, tokens)
     if task is not None and entry is not None and entry.writes:
+        from edgepeft.runtime.label_words import decoding_in
+
         decoding = decoding_in(bundle, task, decoding)
         counted = _count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
         return Cost(task, batch_size, length, precision, *counted, decoding)

@@ -39,10 +39,7 @@ from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
-from edgepeft.runtime.generation import TextSession, TextState
-from edgepeft.runtime.mixed import shared_layers
 from edgepeft.runtime.session import open_session, run_session
-from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks.base import TaskType
 
 _FLOAT_BYTES = 4  # an override is float32, whatever it replaces
@@ -125,6 +122,8 @@ def _replay_answers(
     exact: ort.InferenceSession | None,
 ) -> tuple[Verification, int]:
     """Compare a task that answers each row at once; also the number of lowest layers that it shares with others."""
+    from edgepeft.runtime.mixed import shared_layers
+
     sites = bundle.manifest.backbone.sites
     model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
     depth = shared_layers(model, bundle.architecture, sites)
@@ -145,6 +144,9 @@ def _opened(bundle: Bundle, model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
+    from edgepeft.runtime.generation import TextSession, TextState
+    from edgepeft.runtime.weights import TaskSession
+
     architecture = bundle.architecture
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
     graphs = bundle.text_graphs_with(delta)

@@ -21,7 +21,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from platform import machine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -40,12 +40,15 @@ from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.device.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
-from edgepeft.runtime.generation import TextState
-from edgepeft.runtime.inputs import Inputs, put
-from edgepeft.runtime.prepacked import check_prepacked
-from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.inputs import put
 from edgepeft.tasks._facts import Agreement, same_best
 from edgepeft.tasks.base import TaskType
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.inputs import Inputs
+    from edgepeft.runtime.runtime import Runtime  # loaded where a whole bundle is checked
+
+    RunRows = Callable[[Inputs], NDArray[np.float32]]
 
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 STEPS, CANDIDATES = 8, 16
@@ -56,7 +59,6 @@ _ELSEWHERE = 1.25  # processors round activations in ways of their own
 _FORMAT = "edgepeft.check/1"
 _TOKENS, _CANDIDATES, _LOGITS = "tokens", "candidates", "logits"
 
-RunRows = Callable[[Inputs], NDArray[np.float32]]
 Compare = Callable[[NDArray[Any], NDArray[Any], float | None], Agreement]
 # The next step of a batch of texts: (each one's last token, which of the step before it goes on) -> logits [N, v].
 Step = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
@@ -313,6 +315,8 @@ class AuditFinding:
 
 def audit(folder: Path, stage: Stage = nullcontext) -> list[AuditFinding]:
     """Check everything that the bundle claims; ``stage`` is entered around each check with its subject."""
+    from edgepeft.runtime.runtime import Runtime
+
     runtime = Runtime(folder, cache=False)  # parity is of the bundle itself, not of what this machine keeps of it
     templates = runtime.bundle.manifest.templates
     checks: dict[str, Callable[[], Verification | None]] = {"backbone": partial(_check_backbone, runtime)}
@@ -331,6 +335,8 @@ def audit(folder: Path, stage: Stage = nullcontext) -> list[AuditFinding]:
 
 
 def _check_backbone(runtime: Runtime) -> None:
+    from edgepeft.runtime.prepacked import check_prepacked
+
     bundle = runtime.bundle
     for name, sha256 in places(bundle.manifest.model_copy(update={"tasks": {}, "templates": {}})).items():
         expect_hash(bundle.folder / name, sha256)
@@ -358,6 +364,8 @@ def _check_task(runtime: Runtime, task: str) -> Verification:
     if (trained := entry.train_sha256) is not None:
         expect_hash(bundle.current(task, TRAINING), trained)
     if entry.writes:
+        from edgepeft.runtime.generation import TextState
+
         check = TextCheck.read(content, where, bundle.architecture.vocab_size)
         runtime.prepare(task)
         generator, session = runtime.generator, runtime.generator.session(task)

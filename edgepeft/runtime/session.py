@@ -24,7 +24,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.messages import reason
 from edgepeft.device.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
-from edgepeft.graph.by_row import keep_texts
 from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
@@ -106,6 +105,8 @@ def open_session(
     if given := {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in external_data}:
         options.add_external_initializers(list(given), list(given.values()))  # as they lie, not copied
     if any(node.op_type in ("MatMulInteger", "DequantizeLinear") for node in model.graph.node):
+        from edgepeft.graph.by_row import keep_texts
+
         model = copied(model)
         lower_integers(model)
         # Without a dot product there is no kernel of 8-bit activations, but one of float32 ones.

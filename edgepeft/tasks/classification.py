@@ -114,9 +114,12 @@ class Classification(TaskType):
             if self.labels is not None and positive not in self.labels:
                 raise UnknownName("label", positive, self.labels)
             return Metric(partial(_f1, positive=positive))
-        if name in CORRELATIONS and self.labels is not None and all(map(_NUMBER.fullmatch, self.labels)):
-            numbers, metric = np.array([*map(float, self.labels)]), CORRELATIONS[name]
-            return metric._replace(function=lambda kind, *of: metric.function(kind, *(numbers[each] for each in of)))
+        if self.labels is not None and all(map(_NUMBER.fullmatch, self.labels)):
+            from edgepeft.tasks.regression import CORRELATIONS
+
+            if name in CORRELATIONS:
+                on, metric = np.array([*map(float, self.labels)]), CORRELATIONS[name]
+                return metric._replace(function=lambda kind, *of: metric.function(kind, *(on[each] for each in of)))
         return super().metric_of(name)
 
     def outputs(self, logits: NDArray[Any]) -> Values:

@@ -22,12 +22,10 @@ from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.data.batches import Encoded, Writing
 from edgepeft.deploy.cost import example_inputs, written_bytes
 from edgepeft.device.machine import memory_bytes, thread_count
-from edgepeft.device.profiles import load_profile
 from edgepeft.graph.cost import packed_bytes, peak_bytes
 from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import Decoding
-from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.inputs import PASS_TOKENS as PASS
 from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
@@ -180,6 +178,8 @@ def lay_out(
 
 def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: int, target_tokens: int) -> int:
     """Bytes of an evaluation: both graphs that write and what they take; logits of losses, which the arena keeps."""
+    from edgepeft.runtime.generation import rows_at_once as rows_written
+
     graphs = bundle.text_graphs_with(target.delta)
     decoding, length = Decoding(max_new_tokens=writing.max_length), longest + target.prompt_length
     rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())
@@ -197,6 +197,8 @@ def allowed_memory(profile: str | None, asked: str | None) -> tuple[int, str]:
     """Bytes, and who says so: the least of what profile, ``--memory``, and host and control groups give."""
     budgets = [(memory_bytes(), "this host or its control group")]
     if profile is not None:
+        from edgepeft.device.profiles import load_profile
+
         budgets.append((load_profile(profile).memory_bytes, f"profile {profile}"))
     if asked is not None:
         budgets.append((amount_of(asked), "--memory"))

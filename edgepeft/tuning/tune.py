@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -39,10 +39,8 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.options.base import function_of
 from edgepeft.options.verbs import TuneOptions, TuneSettings
 from edgepeft.runtime.decoding import Decoding, log_probabilities
-from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, passes
+from edgepeft.runtime.inputs import passes
 from edgepeft.runtime.session import open_session, run_session
-from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks._conformal import guarantee_of
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.engine import OnnxRuntimeEngine
@@ -50,12 +48,18 @@ from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.step import WRITTEN_ROWS, AdamW, targets_at_once
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template, with_values
 
+if TYPE_CHECKING:
+    from edgepeft.runtime.inputs import Inputs
+    from edgepeft.runtime.weights import TaskSession
+
 
 class WritingEngine(OnnxRuntimeEngine):
     """A step's graph reads what stands before each token of a target; the tokens are its labels."""
 
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """Score what greedy decoding writes; a row's loss is the mean over its target's tokens."""
+        from edgepeft.runtime.generation import Generator, TextSession
+
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         decode, decoding = self.bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
         target = self.target
@@ -92,6 +96,8 @@ class WritingEngine(OnnxRuntimeEngine):
         return self.target.writing
 
     def _open(self, graph: onnx.ModelProto) -> TaskSession:
+        from edgepeft.runtime.weights import TaskSession
+
         return TaskSession(open_session(graph, self.bundle.folder, self.threads), {}, None)
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:

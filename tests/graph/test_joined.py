@@ -201,7 +201,7 @@ def test_a_layer_has_one_product_and_three_nodes_of_lora(
     spliced = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
     weights = Weights(bundle, cache=True, threads=1)
     weights.prepare()
-    monkeypatch.setattr("edgepeft.runtime.session.keep_texts", opened.append)
+    monkeypatch.setattr("edgepeft.graph.by_row.keep_texts", opened.append)
     counts = []
     for decoder in (bundle.text_graphs.decoder, spliced[1]):
         lowered = in_place(decoder)
