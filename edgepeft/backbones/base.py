@@ -190,6 +190,10 @@ class Decoder:
         starts: NDArray[np.int64] = ids[np.arange(len(ids)), last]
         return starts
 
+    def read_before(self, ids: NDArray[np.int64]) -> tuple[int, ...]:
+        """The tokens of a row [S] before its start; none where another stack reads them."""
+        return () if self.start_token_id is not None else tuple(ids[:-1].tolist())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Sizes):

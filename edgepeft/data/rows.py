@@ -77,8 +77,6 @@ class Columns(NamedTuple):
     def of(cls, options: ColumnOptions) -> Self:
         """Take the names that options give."""
         named = options.text_column, options.pair_column, options.label_column
-        if named[2] is not None and named[2] in named[:2]:
-            raise UsageError(f"--label-column {named[2]}: that column is read as a text too; name another.")
         return cls(*named, separator=options.label_separator)
 
     def listed(self, value: Any) -> Any:
@@ -99,6 +97,10 @@ class Columns(NamedTuple):
             needed = dict.fromkeys(self.source.fields, "")
         if self.target is not None:
             return needed | (dict.fromkeys(self.target.fields, "") if labels else {})
+        if labels and self.source is None and label in needed:
+            raise UsageError(
+                f"the column {label} is read as a text and as its label; name another, --label-column NAME."
+            )
         return needed | ({label: "--label-column"} if labels else {})
 
 

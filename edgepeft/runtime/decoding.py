@@ -223,11 +223,14 @@ class Row:
     ended: list[tuple[np.float32, _Text]] = field(default_factory=list)
     most: int | None = None  # tokens
     guide: Guide | None = None
+    read: tuple[int, ...] = ()  # the prompt's tokens, of which no n-gram may come again either
 
     @classmethod
-    def starting(cls, token: int, most: int | None = None, guide: Guide | None = None) -> Row:
+    def starting(
+        cls, token: int, most: int | None = None, guide: Guide | None = None, read: tuple[int, ...] = ()
+    ) -> Row:
         """One open text, which is empty."""
-        return cls([_Text((token,), np.float32(0))], most=most, guide=guide)
+        return cls([_Text((token,), np.float32(0))], most=most, guide=guide, read=read)
 
     def best(self, end: int) -> Written:
         """The best text that was written."""
@@ -264,13 +267,14 @@ class Choice(NamedTuple):
 
 def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) -> Choice:
     """Go on with what ``logits`` [R k, v] make likeliest, row by row; changes both."""
-    texts = [(text, row.guide) for row in rows for text in row.open]
+    texts = [(text, row) for row in rows for text in row.open]
     # Before anything is banned, for probabilities are of all tokens; a single beam needs none.
     values = logits if decoding.beams == 1 else log_probabilities(logits)
     n = decoding.no_repeat_ngram
-    for (text, guide), of_text in zip(texts, values, strict=True):
-        if n and guide is None:  # a grammar may ask for what stood there before
-            tokens, last = text.tokens, text.tokens[len(text.tokens) + 1 - n :]
+    for (text, row), of_text in zip(texts, values, strict=True):
+        if n and row.guide is None:  # a grammar may ask for what stood there before
+            tokens = row.read + text.tokens
+            last = tokens[len(tokens) + 1 - n :]
             twice = [tokens[i + n - 1] for i in range(len(tokens) - n + 1) if tokens[i : i + n - 1] == last]
             of_text[twice] = -np.inf
     k = len(rows[0].open)

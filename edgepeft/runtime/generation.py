@@ -244,7 +244,9 @@ class Generator:
         ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
         allowed = [self.most(length, decoding.max_new_tokens) for length in lengths.tolist()]
         guides = (self.guide(task, decoding) for _ in allowed)
-        every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, guides, strict=True)]
+        pairs = zip(inputs["input_ids"], inputs["attention_mask"] != 0, strict=True)
+        read = (decoder.read_before(of_row[real]) for of_row, real in pairs)
+        every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, guides, read, strict=True)]
         rows = every
         order = np.arange(len(rows))
         while rows:

@@ -99,9 +99,11 @@ class TextBatch:
         """
         read, inputs = self._runtime._read(task, texts)
         mask = inputs["attention_mask"] != 0
-        starts = self._generator.decoder.starts(inputs["input_ids"], mask).tolist()
-        rows = zip(read, inputs["input_ids"], mask, starts, strict=True)
-        drafts = [Draft(task, text, ids[real], Row.starting(start, most), self._end) for text, ids, real, start in rows]
+        decoder = self._generator.decoder
+        starts = decoder.starts(inputs["input_ids"], mask).tolist()
+        tokens = [ids[real] for ids, real in zip(inputs["input_ids"], mask, strict=True)]
+        begun = (Row.starting(at, most, read=decoder.read_before(ids)) for at, ids in zip(starts, tokens, strict=True))
+        drafts = [Draft(task, *each, self._end) for each in zip(read, tokens, begun, strict=True)]
         for draft in drafts:
             length = self._length(draft)
             self._generator.check_row(length, self.decoding)

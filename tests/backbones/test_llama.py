@@ -89,6 +89,16 @@ def test_ragged_rows_are_written_as_transformers_writes_them(bare: Bare, decodin
         bare.require_same(rows, decoding)
 
 
+@pytest.mark.parametrize("decoding", [Decoding(12, no_repeat_ngram=2), Decoding(9, beams=3, no_repeat_ngram=1)])
+def test_no_n_gram_of_a_prompt_is_written_again_as_transformers_counts_them(bare: Bare, decoding: Decoding):
+    """Row by row: to transformers the padding in front of a row is a token like others."""
+    rows = ragged(3, 9, SIZES[bare.backbone.architecture.model_type])
+    for ids, mask in zip(rows["input_ids"], rows["attention_mask"] != 0, strict=True):
+        bare.require_same(
+            {"input_ids": ids[None, mask], "attention_mask": np.ones((1, mask.sum()), np.int64)}, decoding
+        )
+
+
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 2},
     "prompt-t": {"length": 3},

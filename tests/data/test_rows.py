@@ -5,7 +5,6 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,10 +19,10 @@ from edgepeft.tasks.regression import Regression
 from edgepeft.tasks.tokens import Tokens
 
 
-def rows_of(tmp_path, content, name="rows.jsonl", labels=True):
+def rows_of(tmp_path, content, name="rows.jsonl", labels=True, **more):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return list(read_rows(path, labels=labels))
+    return list(read_rows(path, labels=labels, **more))
 
 
 def plain(rows):
@@ -439,8 +438,7 @@ def test_a_file_of_something_else_is_not_read_to_its_end(tmp_path, monkeypatch):
     assert len(list(read_rows(path, labels=True, bad=lambda line, *_: told.append(line)))) == 1 and len(told) == 30
 
 
-@pytest.mark.parametrize("texts", [("label", None), ("text", "label")])
-def test_a_text_is_not_its_own_label(texts):
-    options = SimpleNamespace(text_column=texts[0], pair_column=texts[1], label_column="label", label_separator=None)
-    with pytest.raises(UsageError, match="--label-column label: that column is read as a text too; name another"):
-        Columns.of(options)
+@pytest.mark.parametrize("names", [("label",), ("x", None, "x"), ("text", "x", "x")])
+def test_a_text_is_not_its_own_label(names, tmp_path):
+    with pytest.raises(UsageError, match="is read as a text and as its label; name another, --label-column NAME"):
+        rows_of(tmp_path, '{"text": "a", "x": "b", "label": "c"}', columns=Columns(*names))

@@ -203,6 +203,17 @@ def test_several_structures_and_tasks_that_share_with_none_are_all_answered(runt
     assert [each.text for each in answers] == [decode(expected(*row)[0]) for row in rows]
 
 
+def test_no_n_gram_comes_again_in_a_batch_that_rows_join(runtime: Runtime):
+    decoding = Decoding(8, no_repeat_ngram=1)
+    batch = runtime.writing(decoding)
+    drafts = [draft for task in ("lora-0", "lora-1") for draft in batch.add(task, [WORDS[5]])]
+    finish(batch)
+    alone = [runtime.write(task, [WORDS[5]], decoding)[0] for task in ("lora-0", "lora-1")]
+    assert [batch.answer(draft) for draft in drafts] == alone
+    if runtime.bundle.architecture.decoder_only:
+        assert all({*draft.ids.tolist()}.isdisjoint(draft.tokens) for draft in drafts)
+
+
 def test_beams_are_written_by_each_task_alone(runtime: Runtime):
     beams = Decoding(6, beams=3)
     tasks, texts = zip(*LORA[:4], strict=True)
