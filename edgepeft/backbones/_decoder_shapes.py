@@ -3,8 +3,6 @@
 Letters: d hidden, f intermediate, h heads, k heads of keys and values, e a head's width, v vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Post-LN (Devlin et al., 2019), or pre-LN with a final norm (Xiong et al., 2020, 
 2020, arXiv:2004.09297) also adds a relative position bias to attention, shared by all layers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edgepeft.backbones.encoder import BUCKETS, ENCODERS, Encoder, ModelLayout

@@ -3,8 +3,6 @@
 The Hugging Face configs of architectures known by name are package data, without weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields

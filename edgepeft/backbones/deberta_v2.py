@@ -12,8 +12,6 @@ Letters: B batch, S padded length, T real tokens, R rows of the table that a bat
 D = 2 S distances.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A small writer of ONNX graphs: nodes in order, constants inline, weights by reference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

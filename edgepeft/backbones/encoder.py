@@ -6,8 +6,6 @@ be gated.  The graph runs on packed tokens: see ``packing.py``.
 Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermediate.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The torch side of sites: hooks turn a module's output into f(y, ...); the HF model stays pristine."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import itertools

@@ -14,8 +14,6 @@ Letters: B rows, S their padded length, T real tokens, N texts, L tokens written
 keys, g = h / k, e a head's width, v vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 

@@ -4,8 +4,6 @@ Positions are rotary, feed-forwards gated, and most layers' attention sees a win
 value are one product, the feed-forward's two first products another: the sites are parts of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

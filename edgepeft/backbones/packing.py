@@ -6,8 +6,6 @@ copy, so a batch without padding costs no more than the usual transposes.
 Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -21,8 +21,6 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h, 
 k = (2 r + 1) c.
 """
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 from typing import Any

@@ -10,8 +10,6 @@ Their files keep query, key and value as one matrix, and GTE's up and gate: a co
 is made once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

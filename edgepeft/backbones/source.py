@@ -1,7 +1,5 @@
 """Finding a backbone: a folder, GGUF file or Hub name becomes a folder with config, float32 weights and tokenizer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

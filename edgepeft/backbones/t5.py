@@ -10,8 +10,6 @@ Letters: B batch, S padded length, T real tokens, n nodes of the trie, beams of 
 the trie, d hidden, h heads, i all heads together, f intermediate, v vocabulary, L tokens that were written before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

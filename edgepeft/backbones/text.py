@@ -10,8 +10,6 @@ Letters: B rows, S their padded length, T tokens of the longest target, n beams 
 step before, L tokens that they have, d hidden, h heads, e a head's width, v vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 

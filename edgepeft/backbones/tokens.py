@@ -1,7 +1,5 @@
 """Text to token ids, the same way in training, verification and on the board: the tokenizers library alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -7,8 +7,6 @@ branching node to a child.  A label's probability is the product over its edges 
 Letters: n nodes, e edges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

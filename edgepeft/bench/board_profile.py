@@ -4,8 +4,6 @@ Rates are medians of a few steps, each in a worker of its own with nothing limit
 are read meanwhile: the profile of a board that throttles says so in its ``about``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

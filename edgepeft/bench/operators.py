@@ -9,8 +9,6 @@ larger of its operations over the GEMM rate and its bytes over the rate of copyi
 Waterman and Patterson 2009).  A gap below 1 means that its data came from a cache, which is faster than memory.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

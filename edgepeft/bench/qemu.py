@@ -8,8 +8,6 @@ what `docker export` gives of the runtime image, for example.  Its processor is 
 over it, because the host's /proc and /sys tell of another one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 Several scenarios run one after the other into one document: what an interrupted run has, a later one keeps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing

@@ -4,8 +4,6 @@ The manifest's entry repeats the graph's card, so that listing tasks needs no gr
 are at hand: an altered manifest would give other answers than those that were verified.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

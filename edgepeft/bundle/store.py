@@ -5,8 +5,6 @@ is made or removed, and a shared one on each entry for as long as a process uses
 has no shared lock but an SQLite transaction kept open, hence the standard library's ``fcntl``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -8,8 +8,6 @@ file counts only if it has the hash that the manifest names, so whenever the pow
 in force, and a reader with an older manifest still finds its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import shutil

@@ -4,8 +4,6 @@ What is too much is an ``OSError`` (EFBIG) with its reason, what is no such docu
 file that cannot be read.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -14,8 +14,6 @@
 A message states the request, what is wrong with it, and what to do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -33,8 +33,6 @@ Other random numbers are a function of a text, the same on every machine, Python
 from the text's SHA-256; normal ones by Box and Muller (1958).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -4,8 +4,6 @@ Records come from a bundle's graph (``edgepeft.deploy.cost``) or from the shape 
 (``bench.published``); predictions read nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum

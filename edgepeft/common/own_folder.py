@@ -8,8 +8,6 @@ A folder of ours that its group can write to passes: a umask of 002, as where ea
 such, and which group that is was the owner's to choose.  New folders are closed to everybody else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

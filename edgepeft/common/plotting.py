@@ -4,8 +4,6 @@ Without pyplot there is no window system and no state; the user's style is not a
 mathematics, so a label may hold a dollar sign.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

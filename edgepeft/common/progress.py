@@ -3,8 +3,6 @@
 All of it is on standard error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Discovery: every public module of a package counts; there is no list to keep.  What is named is imported alone."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Where shipped data and caches lie, how a file is told from another, and whether it still is what was written."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Names of tasks, which are also names of files and parts of URLs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable

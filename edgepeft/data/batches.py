@@ -1,7 +1,5 @@
 """Tokenized rows, and the batches of an epoch: similar lengths together, in an order that is a function of the seed."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

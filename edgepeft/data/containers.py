@@ -3,8 +3,6 @@
 The name of the folder that a text lies in is its label, as the 20 Newsgroups and the IMDb reviews are published.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv

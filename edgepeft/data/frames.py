@@ -4,8 +4,6 @@ a time; datasets, DataFrames and dictionaries in memory, which are read as a fil
 A text that parquet stores once may stand in a million rows, so its sizes are counted before rows are made.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -12,8 +12,6 @@ already keeps them:
     config.json                         a model's id2label
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

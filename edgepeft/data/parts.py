@@ -12,8 +12,6 @@ Rows of a file that cannot be used are named at once, or left out.  Where no opt
 patterns of its text, the rows tell them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

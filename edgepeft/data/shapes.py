@@ -4,8 +4,6 @@
 its rows, and says so.  Each shape is of one kind of task, which is taken where none is asked for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

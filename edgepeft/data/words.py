@@ -7,8 +7,6 @@ Places in a text are Python's: they count characters (code points), an emoji as 
 Letters: B rows, S tokens of the longest, w words of a row, C columns.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ Where text is written, all rows are as long as each other and write as many toke
 costs.  Letters: R rows, S tokens of each (a prompt's too), n beams, N = R n texts, L tokens written before.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

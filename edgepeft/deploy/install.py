@@ -4,8 +4,6 @@ The manifest is written last when a task is added and first when one is removed,
 unlisted file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -4,8 +4,6 @@ Its outputs are those of transformers' class for the kind of task.  One that wri
 the weights, as ``ORTModelForSeq2SeqLM`` loads them; of a decoder one, as ``ORTModelForCausalLM`` does.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Linux Documentation/admin-guide/cgroup-v1 and cgroup-v2. Everything takes ``proc
 stands for /proc, so that other kernels can be imitated in tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 ``try_limits`` says how exactly limits hold, by small programs that run into each of them for a few seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

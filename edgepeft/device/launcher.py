@@ -6,8 +6,6 @@ milliseconds whatever the work's environment is. SPEC is JSON: ``joins``, ``cpus
 from there. While the parent holds the other end of the second, a keeper runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

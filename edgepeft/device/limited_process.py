@@ -5,8 +5,6 @@ kernel. The program is started through the launcher, which enters the limits, re
 work: a backend that turns out not to hold is given up before anything ran under it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

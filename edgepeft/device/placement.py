@@ -12,8 +12,6 @@ systemd.resource-control(5)) starts the launcher in a group of its own and remov
 ends. So that the counters can be read after the work ended, a keeper stays in it until the parent lets go.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

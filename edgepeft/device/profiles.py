@@ -6,8 +6,6 @@ states, ``unsourced`` general knowledge, the only kind that may go without a sou
 more or less memory (``--set memory=2GB``).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -6,8 +6,6 @@ the runtime, the precision and the kind of graph.  Without one for the runtime, 
 "uncalibrated"; without any of that kind of graph there is no latency at all, only the least that it can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal

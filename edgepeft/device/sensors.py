@@ -12,8 +12,6 @@ the sum over its regulator's rails. Pis before the 5 have no sensor.
 Everything takes ``root``, the folder that stands for /, so that boards can be imitated in tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

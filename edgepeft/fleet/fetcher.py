@@ -9,8 +9,6 @@ lengths and compares hashes; here is only how bytes come.
 extensions and further tries count too: its bytes, and as curl's --speed-limit the least that comes in each half minute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import io

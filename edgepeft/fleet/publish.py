@@ -1,7 +1,5 @@
 """The publisher's side: a bundle's tasks into a channel, out of it, signatures renewed, keys replaced; the Hub."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -4,8 +4,6 @@ Where more than tasks changed, the bundle is replaced as a whole: made beside th
 unchanged is linked, not fetched, and tasks that this board tuned come along where they still give what they gave.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

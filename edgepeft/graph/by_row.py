@@ -16,8 +16,6 @@ stay, and it takes a tenth less time (one thread of a Xeon); the bare one 6 % le
 Letters: N rows, S tokens of each, K inputs, r rank, d width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ processes included.  Elsewhere a pass is the function as it stands, and its cont
 What they say are predicates of one graph, and relations between the graph before a pass and the one after.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

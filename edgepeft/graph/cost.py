@@ -9,8 +9,6 @@ like give the same memory; elementwise operators write over an input without lat
 product is a flag of the product.  Weights and inputs are not counted among them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Tasks or epochs share what lies below.  Each part keeps the inputs that it reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 

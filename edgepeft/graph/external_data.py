@@ -18,8 +18,6 @@ for tuning alike.  Their recipe: ``generator`` ("mt19937/1", specified in ``edge
 and ``shapes``, the matrices in the order in which they are drawn.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

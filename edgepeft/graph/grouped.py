@@ -17,8 +17,6 @@ and never has the matrix in float32.  It rounds each 32 numbers of x to 8 bits t
 (``accuracy_level`` 4): less is lost by that than by the 4 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

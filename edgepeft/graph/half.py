@@ -3,8 +3,6 @@
 What is not worth a Cast (biases, scales) or is read by the loader (``generator/``) stays float32.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

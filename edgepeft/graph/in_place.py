@@ -21,8 +21,6 @@ Letters: N texts, L tokens of the longest before this step, S tokens of each, h 
 width, C places of a buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -11,8 +11,6 @@ and nothing negative is cut.  Where the step is fixed the bytes are those of the
 channels as the step, and the product adds the bias.  A row's result depends on no other row, as before.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

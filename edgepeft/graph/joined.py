@@ -9,8 +9,6 @@ So a layer has one product in place of three and three nodes of LoRA in place of
 stands between: biases, norms of queries and keys, a method of another form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

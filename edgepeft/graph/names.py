@@ -1,7 +1,5 @@
 """Names of the inputs and outputs of delta and training graphs, as the exporter writes and the splice reads them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 LOGITS = "logits"

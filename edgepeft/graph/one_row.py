@@ -12,8 +12,6 @@ side, a copy of their own.  The bytes, scales and sums are those of the separate
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -20,8 +20,6 @@ Letters: B rows, N texts, S tokens of each, P a prompt's, T real tokens, d hidde
 e a head's width, L tokens so far, v vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

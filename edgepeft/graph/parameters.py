@@ -5,8 +5,6 @@ weights from their factors) are computed once and fed too.  Integers and scalars
 optimiser reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

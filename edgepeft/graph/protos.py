@@ -1,7 +1,5 @@
 """Small accessors for ONNX's messages, which all passes share."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, TypeVar

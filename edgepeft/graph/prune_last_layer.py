@@ -11,8 +11,6 @@ none.
 Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -20,8 +20,6 @@ one, and W's columns divided by them, so that a step of 1 serves every row and n
 The weights file holds ``Quantised`` tensors for these, and every other tensor as it was.  Standard operators only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ of Reshape and Expand in the graph.  So the nodes are walked in order: integers 
 and from small constants are computed by ONNX's own reference, of the rest the shape is inferred.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from types import MappingProxyType

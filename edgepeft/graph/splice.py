@@ -7,8 +7,6 @@ A delta that puts a prompt's vectors in the place of tokens has these in front o
 stay, and are read through a Concat with p columns more: ids of the placeholder, ones in the mask, token type zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

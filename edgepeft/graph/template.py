@@ -3,8 +3,6 @@
 Where a decoder scores labels there is nothing to draw: what the graph says of their tokens is replaced.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -10,8 +10,6 @@ two bytes becomes an object of a hundred or more, a file of 60 MB gigabytes.  On
 is entered; the bytes of a tensor are one part.  Source: https://protobuf.dev/programming-guides/encoding.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a head is: a module from a pooled hidden state to logits."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Self

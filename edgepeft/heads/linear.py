@@ -1,7 +1,5 @@
 """One linear layer on what dropout leaves (Devlin et al., 2019): of a pooled value, a pooler's or each token's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -11,8 +11,6 @@ start and all of them but the last.
 Letters: B rows, n nodes of the trie of the labels' tokens, e its edges, T tokens of the longest target, v vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

@@ -5,8 +5,6 @@ factors are what is trained, saved and shipped, so that a task's file stays smal
 graph it hangs from constants alone, ONNX Runtime folds it when it opens the file, and what runs is a plain adapter.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ Twice a layer, at Houlsby's places; every LayerNorm is trained too.  The paper's
 full size, so that a fresh adapter is not the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -5,8 +5,6 @@ whose figures are of five dropped layers, every LayerNorm is trained, those belo
 below is then a task's own.  Frozen with ``norms=false`` it is the backbone's, and tasks can share it.
 """
 
-from __future__ import annotations
-
 from edgepeft.methods.base import option
 from edgepeft.methods.houlsby import Houlsby
 

@@ -1,7 +1,5 @@
 """What a PE method is: frozen hyperparameters, a builder of modules for sites, stated facts; what its tasks cost."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import typing

@@ -5,8 +5,6 @@ last norms left out; the output layer's is added to the logits of what is scored
 paper says where they would go: it is refused there.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

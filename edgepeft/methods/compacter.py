@@ -6,8 +6,6 @@ One A [n, n, n] serves every layer of every adapter; s [n, in/n, r] and t [n, r,
 own.  Twice a layer, at Houlsby's places; every LayerNorm is trained too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

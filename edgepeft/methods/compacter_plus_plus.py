@@ -1,7 +1,5 @@
 """Compacter++ (Karimi Mahabadi et al., 2021, arXiv:2106.04647, section 5.2): Compacter after the feed-forward only."""
 
-from __future__ import annotations
-
 from edgepeft.methods.base import option
 from edgepeft.methods.compacter import Compacter
 

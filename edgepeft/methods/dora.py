@@ -11,8 +11,6 @@ There g, A and B are tuned.  The norm stays what it was when the task was export
 of section 4.3, g's is m's times that norm, and what g is after any step is an m of the paper's again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

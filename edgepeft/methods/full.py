@@ -1,7 +1,5 @@
 """Full fine-tuning (Devlin et al., 2019): every tensor of the encoder is trained; a task is a model of its own."""
 
-from __future__ import annotations
-
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method
 

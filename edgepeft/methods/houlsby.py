@@ -4,8 +4,6 @@ Twice a layer, after attention's and the feed-forward's projection, before the r
 LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site

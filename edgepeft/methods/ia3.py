@@ -5,8 +5,6 @@
 l is a vector that starts as ones.  In an encoder-decoder the keys and values of cross-attention are scaled too.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """LayerNorm tuning (Houlsby et al., 2019, arXiv:1902.00751, section 3.4): g (z - mean) / std + b, g and b trained."""
 
-from __future__ import annotations
-
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method, norm_tensors
 

@@ -1,7 +1,5 @@
 """A linear probe (Peters et al., 2019, arXiv:1903.05987, feature extraction): W h + b, h of the backbone as it is."""
 
-from __future__ import annotations
-
 from edgepeft.methods.base import Method
 
 

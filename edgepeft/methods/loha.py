@@ -11,8 +11,6 @@ is computed, as a LoRA of rank r^2.  The factors are what is trained and shipped
 constants alone in a delta graph, and is computed once when it is opened.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ less than half of its larger side, and whole otherwise; with ``both`` W1 too.  P
 What does not depend on x hangs from constants alone in a delta graph, and is computed once when it is opened.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

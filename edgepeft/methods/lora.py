@@ -4,8 +4,6 @@ x and y are a linear layer's input and output, y after the dropout that may foll
 ``rank_stabilised`` divides by sqrt(r) instead (Kalajdzievski, 2023, arXiv:2312.03732).
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 

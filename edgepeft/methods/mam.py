@@ -6,8 +6,6 @@ The parts are those of ``prefix`` and ``bottleneck``.  The paper scales A by 4, 
 itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import nn

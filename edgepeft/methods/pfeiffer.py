@@ -6,8 +6,6 @@ from LN(sub + res), which A reads.  ``placement="attention"`` is what the Compac
 Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import nn

@@ -6,8 +6,6 @@ A [n, n, n] and B [n, in/n, out/n] are each layer's own.  Twice a layer, at Houl
 LayerNorm is trained too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -12,8 +12,6 @@ layers (Li and Liang, section 4.3), which is folded where a task is exported:
 PEFT moves the texts' positions by p too, and AdapterHub does not: ``text``.  Behind placeholders they always move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 

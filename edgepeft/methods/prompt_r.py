@@ -3,8 +3,6 @@
 The Compacter paper's Prompt Tuning-R.
 """
 
-from __future__ import annotations
-
 from edgepeft.methods.prompt_t import PromptTuning
 
 

@@ -4,8 +4,6 @@ The Compacter paper's Prompt Tuning-T.  The rows are those of the pretrained tab
 them before the pretrained weights are loaded, and so starts from random ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -11,8 +11,6 @@ products more and no gather.
 Letters: N parents, C children of each, K kept parents, d hidden.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

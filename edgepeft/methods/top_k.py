@@ -4,8 +4,6 @@ Embeddings and the layers below stay frozen, so no gradient is computed there.  
 feed-forward matrices of k layers are the task's own.
 """
 
-from __future__ import annotations
-
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
 

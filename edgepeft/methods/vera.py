@@ -8,8 +8,6 @@ Neither a delta nor a bundle stores A and B: they follow from a seed, by the gen
 ``edgepeft.common.frozen_random`` specifies and PEFT uses, and a board draws them when a task is opened.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """``edgepeft.evaluate``: the metric of the deployed artefact, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

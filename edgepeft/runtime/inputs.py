@@ -8,8 +8,6 @@ A graph packs the real tokens of a batch row by row, a prompt's before each row'
 have rows [batch, length, ...].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice

@@ -7,8 +7,6 @@ The prompt's logits are those of the root; where no label goes on from a shared 
 Letters: B rows, W branches that run together, v vocabulary.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from threading import RLock

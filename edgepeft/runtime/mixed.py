@@ -6,8 +6,6 @@ text a pass is a step (``edgepeft.runtime.text_generation``).
 All tasks on one input: the layers that they leave to the backbone run once, then each task's rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import starmap

@@ -11,8 +11,6 @@ A process that maps the file reads it once before, unless another one did and al
 it with the checksum of what was written: a copy that a disk or a memory card has altered is made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -56,10 +56,8 @@ class Runtime:
     def __init__(self, folder: Folder, *, threads: int | None = None, cache: bool = True) -> None:
         if not isinstance(folder, str | os.PathLike):
             raise UsageError(f"{folder!r:.80} is no folder; give the path of a bundle's.")
-        if threads is not None and not isinstance(threads, int | np.integer):
-            raise UsageError(f"threads is {threads!r:.80}; give a whole number, or None for what the host allows.")
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads is {threads}; 1 is the least that there can be, and None what the host allows.")
+        if threads is not None and (not isinstance(threads, int | np.integer) or threads < 1):
+            raise UsageError(f"threads is {threads!r:.80}; 1 is the least whole number, and None what the host allows.")
         self.bundle = Bundle(folder)
         self.threads = threads
         self._weights = Weights(self.bundle, cache=cache, threads=threads, move=self._move)
@@ -99,8 +97,8 @@ class Runtime:
             self._weights.check_open()
             before, now = self.bundle.manifest, Manifest.read(self.bundle.folder)
             if (now.backbone, now.files) != (before.backbone, before.files):
-                why = "now holds another tokenizer or another backbone; open the bundle again."
-                raise UsageError(f"{self.bundle.folder} {why}")
+                holds = f"{self.bundle.folder} now holds another tokenizer or another backbone"
+                raise UsageError(f"{holds}; open the bundle again.")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
             # With what was read of the backbone: its folder may not be there any more.
             self.bundle = self._weights.bundle = bundle = copy(self.bundle)
@@ -114,9 +112,9 @@ class Runtime:
 
     def _begin_anew(self) -> None:
         """With the bundle's tasks as they are now; runs that are under way keep the old ones."""
-        weights, leading = self._weights, self._tokenizing.leading
+        weights = self._weights
         self._prefix = Prefix(weights)
-        self.generator = Generator(self.bundle, weights.open, leading, weights.table("text"))
+        self.generator = Generator(self.bundle, weights.open, self._tokenizing.leading, weights.table("text"))
 
     def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
@@ -379,10 +377,7 @@ class Runtime:
         return TextBatch(self, decoding)
 
     def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
-        """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.
-
-        Pieces are whole characters, and some are empty: a token may be part of one.
-        """
+        """What a task writes for one text, as it comes, in whole characters, or none yet; returns the whole answer."""
         batch = self.writing(decoding)
         (draft,) = batch.add(task, [text])
         while not draft.done:

@@ -1,7 +1,5 @@
 """The application: routes, page and documentation behind the guard, with what starts and stops with it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -6,8 +6,6 @@ next, and rows of a kind gather.  When a thread is free, the first row waits at 
 while a client that was active lately waits for nothing: a single client never waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What every request is held to: who may ask, how much it may hold, how long its answer may take."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import math

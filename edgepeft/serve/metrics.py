@@ -1,7 +1,5 @@
 """What the service counts: for Prometheus, and for its own page."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import quantiles

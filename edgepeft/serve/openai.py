@@ -4,8 +4,6 @@ A task has its instruction in the template that it was trained with, so a conver
 Texts are written greedily: what asks for chance, or for several texts, is refused, not left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import secrets

@@ -1,7 +1,5 @@
 """Errors as answers: a status, a code and a sentence, never a path, a version or a traceback."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What the service answers: a function for each route, which ``ROUTES`` lists."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence

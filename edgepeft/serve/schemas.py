@@ -1,7 +1,5 @@
 """What requests and answers look like; the OpenAPI document is made from these."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 

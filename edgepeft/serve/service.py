@@ -3,8 +3,6 @@
 ``answer`` is called by as many threads as batches run at once; ``warm`` and ``reload`` while none does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -1,7 +1,5 @@
 """What a service is started with: its limits, where it listens, and who may ask."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import os

@@ -4,8 +4,6 @@ Costs are of N tasks on a device: time of a text, predicted or measured, peak me
 once, untrained, for what a graph costs does not depend on its values.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence

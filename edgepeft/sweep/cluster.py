@@ -4,8 +4,6 @@ The backbone and the rows are put into Ray's object store, which brings them to 
 bytes of its folder, with its checkpoint where it is to go on.  Ray starts a task whose worker or node dies again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

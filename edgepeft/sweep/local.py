@@ -4,8 +4,6 @@ Processes come from a server that has PyTorch and transformers loaded (forkserve
 that dies is started again from its checkpoint; all end, with a checkpoint, when the sweep does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

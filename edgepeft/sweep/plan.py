@@ -30,8 +30,6 @@ Paths are relative to the plan's folder; ``$NAME`` is a variable of the environm
 their variables, or relative to its own folder, so that both can be moved to another machine.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

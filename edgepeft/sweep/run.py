@@ -3,8 +3,6 @@
 A cell is one combination of the plan: a run of ``edgepeft train``.  Where rates are halved, cells run in rungs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -21,8 +21,6 @@ risk, if its probability is above the threshold.
 Letters: n rows, C labels.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from bisect import bisect_left

@@ -6,8 +6,6 @@ windows: it is taught by their mean (the loss is that of the pooled logits, not 
 was better on the evaluation rows.  One that answers for each token takes each of the window where it has most context.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

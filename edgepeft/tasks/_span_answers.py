@@ -5,8 +5,6 @@ A row's ``label`` is canonical JSON: a list of [start, text], empty where the pa
 Letters: B rows, K windows of the row that has most, S tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

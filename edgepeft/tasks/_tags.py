@@ -10,8 +10,6 @@ A row has a tag for each word, or spans of characters, checked against the text.
 Scores of entities are seqeval's, without it: what is tuned on a board is scored there.  Of 0 / 0 a score is 0.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ from 0.  Where several may be right, as MultiRC's answers, each is a row of its 
 Letters: B rows of a batch, n rows, K candidates of the row that has most.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

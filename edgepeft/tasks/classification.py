@@ -9,8 +9,6 @@ guaranteed, an answer without a single label in its conformal set, or of too low
 changes which label is best.  ``_conformal`` has the rules and the equations.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -19,8 +19,6 @@ backbone gives, pooled alike.
 Letters: B rows of a batch, n rows, K texts of a row, M = B (K - 1) candidates, d dims.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections import Counter

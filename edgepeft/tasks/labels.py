@@ -9,8 +9,6 @@ A row's ``label`` is a list of names.  As text, which rows have, it is canonical
 Letters: n rows, C labels.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

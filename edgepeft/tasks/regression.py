@@ -1,7 +1,5 @@
 """Regression: a number for each row, by the squared error; scored as GLUE's STS-B is, by correlations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -9,8 +9,6 @@ least start + end at a window's first token is above that by more than a thresho
 Letters: W windows of a batch, B rows, n rows, K windows of the row that has most, S tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ characters (Popovic, 2015), both by sacrebleu, imported when used.
 Letters: B rows, T tokens of the longest target, v vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import string

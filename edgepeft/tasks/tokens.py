@@ -10,8 +10,6 @@ none; in a batch [B, S], the tag at that place.  Outputs are the best tag of eac
 Letters: B rows of a batch, n rows, S tokens, w words of a row, C tags.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections import Counter

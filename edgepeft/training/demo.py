@@ -10,8 +10,6 @@ The packages are located, never imported: their own dependencies (pandas, DuckDB
 Every file is checked against the SHA-256 that it had when this was written: another one cannot pass for it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

@@ -9,8 +9,6 @@ PyTorch has no switch between the libraries but oneDNN's permission to round to 
 on the processor, so a product is compared with float64 first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

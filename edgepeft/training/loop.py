@@ -1,7 +1,5 @@
 """``edgepeft train``: from a backbone, a method and data to a delta's folder, by a training loop in PyTorch."""
 
-from __future__ import annotations
-
 import platform
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What a run of ``edgepeft train`` is asked for, checked before anything is loaded; then every default filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

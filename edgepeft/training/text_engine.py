@@ -3,8 +3,6 @@
 loss = mean over a step's target tokens of -log p(token | the target before it), no label smoothing
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any

@@ -4,8 +4,6 @@ They are stored without padding, in memory or in a file that has no name, so tha
 is killed; or, where a process does few steps and the next goes on, in a file that all of them read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

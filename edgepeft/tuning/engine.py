@@ -1,7 +1,5 @@
 """The training loop's engine in ONNX Runtime: gradients in micro-batches, logits; sessions open when first needed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -14,8 +14,6 @@ again.
 Letters: r rank, n boards.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tempfile

@@ -5,8 +5,6 @@ packed (mapped, but resident once read), every row of the embeddings, sessions, 
 tokenizer.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ graph, as after `edgepeft tune`.  The file says which version of the task it is 
 changed since, the one before.  Any other refuses it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -5,8 +5,6 @@ mapped file, each once; the others pack a matrix once for each product that read
 once, what AdamW keeps, and tensors that are generated from what is trained.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping

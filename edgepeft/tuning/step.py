@@ -7,8 +7,6 @@ m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
 theta <- theta - eta / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The target of a tuning run: a task of the bundle, or a new one from a template, with its data and options."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

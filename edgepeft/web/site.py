@@ -8,8 +8,6 @@ The JavaScript libraries are npm packages at pinned versions, each file with a h
 folder that ``npm ci`` filled: the one that is named, or one in the cache, which is filled once.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -10,8 +10,6 @@ A page has nothing that makes training graphs: those of a site that tunes are th
 starts (``edgepeft/tuning/``).  Tasks of one structure with as many labels have one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections import Counter

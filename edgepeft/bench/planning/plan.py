@@ -5,8 +5,6 @@ request to a running program instead of a batch, the plan follows from the scena
 beforehand.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

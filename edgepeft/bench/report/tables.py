@@ -3,8 +3,6 @@
 What is printed is the command line's business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The conditions of a result: host, profile with its limits, calibration, model, commit and time."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

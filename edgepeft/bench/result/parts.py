@@ -4,8 +4,6 @@ A document may have been edited, cut off or made elsewhere, so all of it is chec
 number, true is not 1, and NaN and infinities are refused.
 """
 
-from __future__ import annotations
-
 import math
 from codecs import BOM_UTF8
 from pathlib import Path

@@ -3,8 +3,6 @@
 The energy of an instance is from the board's sensor, else from the profile's power, where times are the device's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Measured, predicted and counted results are all of this schema.  A field has a d
 Seconds end in ``_s``; throughput is in instances a minute.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue

@@ -4,8 +4,6 @@ Intervals are percentile bootstraps (Efron and Tibshirani 1993, chapter 13) with
 NumPy alone, so that a board can compute them.  All times are in seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

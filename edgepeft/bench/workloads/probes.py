@@ -9,8 +9,6 @@ The encoder is a profile's reference, batch 1, random weights.  ``settings`` of 
 weights of its own, as a model's do: shared ones would stay in the cache.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -6,8 +6,6 @@ form, its strength chosen on the evaluation rows.  McNemar's exact test (1947) s
 chance: of the rows that only one of both gets right, each is the delta's with probability 1/2 if both are as good.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ A loop has diverged when its losses stay far above where they began, and above w
 of the last steps decides, so that no single batch of outliers does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

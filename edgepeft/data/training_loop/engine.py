@@ -3,8 +3,6 @@
 PyTorch on a workstation and ONNX Runtime on a board are the two engines.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ function of data, options and seed: the order of the rows and the dropout's mask
 else that moves is in the checkpoint, so a resumed run ends as an uninterrupted one, bit for bit on one thread.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

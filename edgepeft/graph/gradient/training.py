@@ -17,8 +17,6 @@ The loss is a sum over the rows.  The task's kind gives the nodes up to the sum 
 So the losses and the gradients of a step's parts are simply added.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

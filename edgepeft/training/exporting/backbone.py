@@ -16,8 +16,6 @@ attention reads or gives has a step for each row there (``graph.quantise.free_st
 activations, whose rows differ too much: fixed steps would have logits off by 1.5 to 1.9 times as much.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A template is an untrained delta with an open number of labels, to start tasks on a board.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """A task's check file: 64 rows of mixed length with the logits that PyTorch gives under hooks."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Tensors that one graph cannot hold, for a protobuf ends at 2 GiB, lie beside it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

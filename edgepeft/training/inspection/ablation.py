@@ -6,8 +6,6 @@ replaces in the backbone (LayerNorms, biases) and its head stay as trained; only
 The figure shows the loss against the whole delta, here the score itself is shown.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ delta's modules are decides.  ``inspect_delta`` has every one that fits a delta 
 a folder with values and pictures: ``inspect.json``, schema ``edgepeft.inspect/1``, is described in docs/methods.md.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ the K kept, so where its weight g of eq. 3 is above zero.
 Letters: L labels, N parents.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Source: adapters 1.3.0, ``heads/base.py`` and ``loading.py``.  Those of a text read position 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

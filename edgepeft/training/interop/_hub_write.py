@@ -4,8 +4,6 @@ The importer's conversion plan, in which only names differ, is inverted, so the 
 Source: adapters 1.3.0, ``loading.py``, ``heads/base.py``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

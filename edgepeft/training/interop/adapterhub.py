@@ -7,8 +7,6 @@ computes k + sum_i p_i V A_i(z), p = softmax_i((Q z) . (K A_i(z))), of adapters 
 z and k.  V before or after the sum is the same.  Source: ``methods/modeling.py``, ``BertFusion``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ That is one of ``ENCODERS``, or ``...ForConditionalGeneration`` or ``...ForCausa
 layer is the backbone's own, and no head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Operators on numbers: sums, products, activations, norms.  Each operand may have been repeated (broadcast)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

@@ -5,8 +5,6 @@ meet in one row (ONNX Runtime 1.31, 8 threads), and ScatterElements is 30 times 
 a lookup by another one, that one is taken; what windows look up several times is summed over those.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

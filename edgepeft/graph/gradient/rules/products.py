@@ -1,7 +1,5 @@
 """Matrix products.  A weight is read in its other layout by a flag or a Transpose, and never copied."""
 
-from __future__ import annotations
-
 from onnx import TensorProto
 
 from edgepeft.device.machine import saturates_in_8_bits

@@ -1,7 +1,5 @@
 """Operators that move numbers and change none, and sums and maxima over axes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

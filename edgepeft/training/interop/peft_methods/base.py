@@ -7,8 +7,6 @@ writes a pattern decides how long it takes, to compile, by its size, and to matc
 Python's syntax, lookaheads and backreferences among it, which engines of linear time lack.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -7,8 +7,6 @@ scale on it is one on the values.
 LayerNorm tuning (``LN_TUNING``) stands here too.  Source: peft 0.21.2, ``tuners/ia3/layer.py`` and ``model.py``.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, ClassVar

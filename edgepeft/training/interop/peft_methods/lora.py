@@ -4,8 +4,6 @@ Where ranks differ, zeros fill up to the largest; where scales differ, B takes t
 without a site, such as BERT's pooler, which "all-linear" names, becomes the task's own W + s B A.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal

@@ -6,8 +6,6 @@ where scales differ, the first tensor takes the difference.
 Source: peft 0.21.2, ``tuners/lycoris_utils.py``, ``tuners/loha/layer.py``, ``tuners/lokr/layer.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

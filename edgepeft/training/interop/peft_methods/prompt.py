@@ -7,8 +7,6 @@ turned by their places; a delta's are turned with all others.
 Source: peft 0.21.2, ``peft_model.py`` (``get_prompt``): a row of a prefix has each layer's key, then its value.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection
 from pathlib import Path

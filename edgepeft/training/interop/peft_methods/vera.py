@@ -5,8 +5,6 @@ Those are our own: see ``edgepeft.common.frozen_random``.  A file that holds the
 Source: peft 0.21.2, ``tuners/vera/model.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
