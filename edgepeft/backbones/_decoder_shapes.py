@@ -75,10 +75,10 @@ class DecoderSizes(Sizes):
 
 def sizes_of(config: Mapping[str, Any]) -> DecoderSizes:
     layout = LAYOUTS[config["model_type"]]
-    heads = checked("num_attention_heads", config.get("num_attention_heads"), "int")
+    heads = checked("num_attention_heads", config.get("num_attention_heads"))
     silent = {"num_key_value_heads": heads, "activation": layout.activation[1]}
     keys = {"layer_norm_eps": "rms_norm_eps", "activation": layout.activation[0]}
-    silent["head_dim"] = checked("hidden_size", config.get("hidden_size"), "int") // heads
+    silent["head_dim"] = checked("hidden_size", config.get("hidden_size")) // heads
     ends = config.get("eos_token_id")
     given = {**config, "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
     silent["pad_token_id"] = given["eos_token_id"] if given["eos_token_id"] is not None else 0
@@ -110,7 +110,7 @@ def attention_of(config: Mapping[str, Any], sizes: DecoderSizes) -> tuple[Attent
     parameters = config.get("rope_parameters") or {}
     local = parameters.get(window, {"rope_theta": config.get("rope_local_base_freq", 10_000.0)})
     within = _turning({"rope_scaling": local}, sizes.head_dim, "")
-    pattern = checked("sliding_window_pattern", config.get("sliding_window_pattern", 6), "int")
+    pattern = checked("sliding_window_pattern", config.get("sliding_window_pattern", 6))
     types = config.get("layer_types") or [window if (i + 1) % pattern else "full_attention" for i in range(n)]
     if len(types) != n:
         raise UsageError(f"the config's layer_types are {len(types)}; there are {n} layers.")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
@@ -30,13 +30,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def checked(key: str, value: Any, kind: str) -> Any:
+def checked(key: str, value: Any, kind: type = int) -> Any:
     """A config's value, of ``kind`` int, float or str."""
-    expected: tuple[type, ...] = {"int": (int,), "float": (int, float), "str": (str,)}[kind]
-    wrong = not isinstance(value, expected) or isinstance(value, bool)
     minimum = 0 if key.endswith("token_id") else 1
-    if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
-        raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
+    wrong = not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool)
+    if wrong or (kind is int and not minimum <= value <= _LARGEST) or (kind is float and not 0 < value < 1):
+        raise UsageError(f"the backbone's config.json needs {key} as a positive {kind.__name__}; found {value!r}.")
     return value
 
 
@@ -74,7 +73,7 @@ def read_sizes(sizes: type[T], config: Mapping[str, Any], silent: Mapping[str, A
     what it does not call as most do.
     """
     keys, values = {**KEYS, **keys}, dict[str, Any]()
-    for name, kind in ((each.name, str(each.type)) for each in fields(sizes)):
+    for name, kind in get_type_hints(sizes).items():
         value = config.get(keys.get(name, name))
         value = silent.get(name, getattr(sizes, name, None)) if value is None else value
         values[name] = checked(keys.get(name, name), value, kind)

@@ -208,11 +208,11 @@ def _parts(kinds: Any) -> Any:
 
 def _distances(config: Mapping[str, Any], most: int) -> Distances:
     furthest, buckets = config.get("max_relative_positions", -1), config.get("position_buckets", -1)
-    furthest = most if furthest == -1 else checked("max_relative_positions", furthest, "int")
+    furthest = most if furthest == -1 else checked("max_relative_positions", furthest)
     shared = config.get("share_att_key", False)
     if buckets == -1:
         return Distances(furthest, furthest, by_powers=False, shared=shared)
-    buckets = checked("position_buckets", buckets, "int")
+    buckets = checked("position_buckets", buckets)
     if buckets % 2 or not 4 <= buckets < 2 * (furthest - 1):
         raise UsageError(
             f"the config's position_buckets is {buckets}; supported: even numbers from 4 on, less than "

@@ -233,7 +233,7 @@ class Llama(Family):
         tensors = shapes.tensors_of(config, sizes, sites)
         longest, window = sizes.max_length, config.get("sliding_window")
         if window is not None and config.get("use_sliding_window", True):
-            longest = min(longest, checked("sliding_window", window, "int"))
+            longest = min(longest, checked("sliding_window", window))
         linear = [n.removesuffix(".weight") for n in tensors if n.endswith("_proj.weight")]
         return Architecture(
             family=self.name,

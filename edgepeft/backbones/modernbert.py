@@ -66,13 +66,13 @@ class ModernBert(Encoder):
 
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Global or local."""
-        width = checked("local_attention", config.get("local_attention", 128), "int")  # of both sides
+        width = checked("local_attention", config.get("local_attention", 128))  # of both sides
         theta = rope_theta(config, "global_rope_theta", 160_000.0, _GLOBAL)
         local = rope_theta(config, "local_rope_theta", 10_000.0, _LOCAL, instead=theta)
         known = {_GLOBAL: Attention(theta, None), _LOCAL: Attention(local, width // 2)}
         if (kinds := config.get("layer_types")) is None:  # in transformers 4 every n-th is global
             key = "global_attn_every_n_layers"
-            every = checked(key, config.get(key, 3), "int")
+            every = checked(key, config.get(key, 3))
             kinds = [_LOCAL if i % every else _GLOBAL for i in range(n_layers)]
         if not isinstance(kinds, list) or len(kinds) != n_layers:
             raise UsageError(f"the config's layer_types must name the attention of {n_layers} layers; found {kinds!r}.")
