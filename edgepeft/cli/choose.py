@@ -118,7 +118,7 @@ def _with_costs(
     sweep: Sweep, found: Mapping[str, tuple[Arm, ...]], device: Profile, options: ChooseOptions, variant: str
 ) -> list[Candidate]:
     """The methods with what one task of each costs, measured or predicted; each is exported once."""
-    from edgepeft.sweep.choice import costs_of, exported
+    from edgepeft.sweep.choice import Candidate, costs_of, exported
 
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):

@@ -55,9 +55,9 @@ Given = str | tuple[str, str | None] | Fields
 def _one_of(**kinds: str) -> dict[str, Any]:
     """The JSON schema of ``TextRow._one_of_them``: one of these, and what stands beside a text beside nothing else."""
     null, forms = {"type": "null"}, []
-    for name, kind in kinds.items():
-        beside = {} if name == "text" else {"second": null, "candidates": null}
-        forms.append({"required": [name], "properties": {**dict.fromkeys(kinds, null), **beside, name: {"type": kind}}})
+    for form, kind in kinds.items():
+        beside = {} if form == "text" else {"second": null, "candidates": null}
+        forms.append({"required": [form], "properties": {**dict.fromkeys(kinds, null), **beside, form: {"type": kind}}})
     return {"oneOf": forms}
 
 

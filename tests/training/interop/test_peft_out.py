@@ -252,7 +252,8 @@ class Elsewhere(Encoder):
 def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("edgepeft.heads.linear.TwoStory", TwoStory, raising=False)
     backbone = open_backbone(str(tiny("bert")))
-    backbone.__dict__["family"] = Elsewhere("bert", LAYOUTS, limits=())  # a cached property's place
+    architecture = Elsewhere("bert", LAYOUTS, limits=()).architecture(backbone.config)
+    backbone.__dict__["architecture"] = architecture  # a cached property's place
     delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), head="two-story")
     write_peft(delta, backbone, tmp_path / "out")
     written = {name.removeprefix("base_model.model.") for name in load_file(tmp_path / "out/adapter_model.safetensors")}
