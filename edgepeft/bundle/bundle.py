@@ -172,7 +172,7 @@ class Bundle:
         weights = None if entry.weights_sha256 is None else self.current(task, WEIGHTS)
         if weights is not None and entry.weights_sha256 is not None:
             self._require_sound(weights, entry.weights_sha256)
-        graph = parse_delta(path.read_bytes(), path, weights)
+        graph = parse_delta(_content_at(path), path, weights)
         facts = check_owner(graph, self.manifest, path)
         if (name := facts.get("edgepeft.task")) != task:
             raise BundleError(
@@ -268,9 +268,16 @@ def expect_hash(path: Path, expected: str) -> None:
 
 def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
     """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it."""
-    model = _parsed(path.read_bytes(), path)
+    model = _parsed(_content_at(path), path)
     check_sound(model, path, weights)
     return model
+
+
+def _content_at(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} is missing or cannot be read ({error.strerror}).") from error
 
 
 def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.ModelProto:

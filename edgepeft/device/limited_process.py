@@ -209,6 +209,7 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
         self.peak_bytes()
         with contextlib.suppress(OSError, ValueError), self.popen:  # what was buffered for a dead reader
             self.popen.kill()  # a paused process dies of SIGKILL too
+        self.popen.wait()  # which a pipe that cannot be closed leaves out
 
     def _keep_counters(self) -> None:
         self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -27,7 +28,6 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -202,6 +202,15 @@ class _Process:
         self._process = subprocess.Popen(  # in a group of its own, which ends as one
             [*command, str(turn), str(os.getpid())], stdin=pipe, stdout=pipe, text=True, process_group=0
         )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._forward, daemon=True).start()
+
+    def _forward(self) -> None:
+        """Read on its own thread: a line that a damaged task begins may never end."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
 
     def outcome(self, tried: _Tried) -> str:
         """How the task ended, or the backbone before it."""
@@ -222,14 +231,14 @@ class _Process:
         return _OTHER if self.ended else outcome
 
     def _line(self, seconds: float) -> str:
-        pipe = self._process.stdout
-        assert pipe is not None
-        found = wait([pipe.fileno()], seconds)  # a line comes whole, and no other before the next question
-        if found and (line := pipe.readline().strip()):
+        try:
+            line = self._lines.get(timeout=seconds).strip()
+        except queue.Empty:
+            self.ended = True
+            return f"did not end within {seconds:g} s."
+        if line:
             return line
         self.ended = True
-        if not found:
-            return f"did not end within {seconds:g} s."
         code = self._process.wait()
         if code == -signal.SIGXCPU:
             return _SLOW

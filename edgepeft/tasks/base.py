@@ -388,7 +388,7 @@ def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bo
         found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))
     else:
         try:
-            found = kind_named(name)
+            found = kind_named(str(name))  # of a damaged card it may be anything
         except UnknownName:
             known = ", ".join(names_of("edgepeft.tasks"))
             raise ValueError(f"this version knows no kind of task {name!r}; it knows {known}") from None

@@ -105,8 +105,6 @@ class Classification(TaskType):
 
     def metric_of(self, name: str) -> Metric:
         """Know one label's F1 too, and correlations if labels are numbers."""
-        from edgepeft.tasks.regression import CORRELATIONS
-
         known, _, positive = name.partition(":")
         if positive and known == "f1":
             if self.labels is not None and positive not in self.labels:

@@ -304,3 +304,12 @@ def test_a_hard_limit_that_is_lower_is_read_back_not_assumed():
 def test_the_launcher_needs_the_standard_library_alone():
     source = Path(sys.modules["edgepeft.device.launcher"].__file__).read_text()
     assert "import edgepeft" not in source and "from edgepeft" not in source and "psutil" not in source
+
+
+def test_a_program_is_waited_for_though_its_output_cannot_be_closed():
+    process = LimitedProcess(
+        python("input()"), Limits(1), backends=[placement.prepare_rlimit], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.popen.stdout.detach()
+    process.close()
+    assert process.popen.returncode == -9

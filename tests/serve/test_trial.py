@@ -198,3 +198,12 @@ def test_the_service_answers_for_the_others_while_one_computes_on_and_trials_end
         own.process.send_signal(signal.SIGKILL)
         own.process.wait(10)
         assert not psutil.wait_procs(tried, timeout=5)[1]
+
+
+def test_a_line_that_is_begun_and_never_ended_is_waited_for_no_longer_than_any(monkeypatch):
+    monkeypatch.setattr(trial, "_HANGS_S", 0.5)
+    child = "import sys; print('key answered', flush=True); sys.stdin.readline(); "
+    child += "print('key ', end='', flush=True); sys.stdin.readline()"
+    process = trial._Process([sys.executable, "-c", child], 0)
+    assert process.outcome(trial._Tried(0, 0, "mood", "key", "other")) == "did not end within 0.5 s."
+    process.close()
