@@ -9,6 +9,8 @@ import pkgutil
 import re
 import subprocess
 import sys
+import types
+import typing
 from collections.abc import Callable
 
 import onnx
@@ -206,30 +208,25 @@ def test_values_of_a_branch_are_its_own_and_it_may_read_the_graph_around_it():
         planted(lambda _: None, ensures=[contract.closed])(model)
 
 
-MODELS = ("onnx.ModelProto", "onnx.GraphProto")
+MODELS = {onnx.ModelProto, onnx.GraphProto}
 MODULES = [
     importlib.import_module(info.name) for info in pkgutil.walk_packages(edgepeft.graph.__path__, "edgepeft.graph.")
 ]
 HELPERS = {"contract", "protos"}  # what passes are made of
 
 
-def carries_a_model(annotation: str, module) -> bool:
-    """Whether values of this type hold a graph: itself, or a part of a tuple."""
-    annotation = annotation.removeprefix("tuple[")
-    fields = getattr(vars(module).get(annotation.removesuffix(" | None")), "__annotations__", {})
-    return annotation.startswith(MODELS) or any(str(field).startswith(MODELS) for field in map(_text, fields.values()))
+def carries_a_model(hint: object) -> bool:
+    """Whether values of this type hold a graph: itself, or a part of a tuple or of a class with fields."""
+    if typing.get_origin(hint) in (tuple, types.UnionType, typing.Union):
+        return any(map(carries_a_model, typing.get_args(hint)))
+    fields = typing.get_type_hints(hint) if isinstance(hint, type) else {}
+    return hint in MODELS or not MODELS.isdisjoint(fields.values())
 
 
-def _text(annotation: object) -> str:
-    return annotation.__forward_arg__ if hasattr(annotation, "__forward_arg__") else str(annotation)
-
-
-def edits_or_makes_a_model(function: Callable, module) -> bool:
-    hints = dict(inspect.unwrap(function).__annotations__)
+def edits_or_makes_a_model(function: Callable) -> bool:
+    hints = typing.get_type_hints(inspect.unwrap(function))
     given_back = hints.pop("return")
-    return any(map(MODELS.__contains__, hints.values())) and (
-        given_back == "None" or carries_a_model(given_back, module)
-    )
+    return not MODELS.isdisjoint(hints.values()) and (given_back is types.NoneType or carries_a_model(given_back))
 
 
 def test_every_public_function_that_edits_or_makes_a_graph_has_a_contract():
@@ -241,7 +238,7 @@ def test_every_public_function_that_edits_or_makes_a_graph_has_a_contract():
         if inspect.isfunction(function)
         and function.__module__ == module.__name__
         and not name.startswith("_")
-        and edits_or_makes_a_model(function, module)
+        and edits_or_makes_a_model(function)
     }
     declared = {name for name in PASSES if name.startswith("edgepeft.graph.")}
     assert functions - declared == set(), "a pass without a contract"
