@@ -38,10 +38,12 @@ class _Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, dict) else ():
-            if key not in (known := sorted(cls.model_fields)):
-                hint = "".join(f" (did you mean {close!r}?)" for close in get_close_matches(key, known, n=1))
-                raise ValueError(f"unknown key {key!r}{hint}, known there: {', '.join(known)}")
+        known, wrong = sorted(cls.model_fields), []
+        for key in (key for key in (given if isinstance(given, dict) else ()) if key not in known):
+            hint = "".join(f" (did you mean {close!r}?)" for close in get_close_matches(key, known, n=1))
+            wrong.append(f"unknown key {key!r}{hint}")
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}, known there: {', '.join(known)}")
         return given
 
 

@@ -69,19 +69,25 @@ class Settings(Options):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         token, threads = self.token, thread_count(self.threads)
-        wrong = {
-            f"a request may hold {self.max_rows} rows, the queue {self.queue}: give the queue at least as many.": (
-                self.max_rows > self.queue
-            ),
-            f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
-            "must carry, or --insecure to answer anybody.": not self.loopback and token is None and not self.insecure,
-            f"--workers {self.workers} need a thread each; there are {threads} here, by the processors, the limits in "
-            "force and --threads. Give fewer.": self.workers > threads,
-            "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would refuse "
-            "them. Give one of the two.": self.allow_tuning and self.require_signature is not None,
-        }
-        for message in (message for message, holds in wrong.items() if holds):
-            raise UsageError(message)
+        if self.max_rows > self.queue:
+            raise UsageError(
+                f"a request may hold {self.max_rows} rows, the queue {self.queue}: give the queue at least as many."
+            )
+        if not self.loopback and token is None and not self.insecure:
+            raise UsageError(
+                f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
+                "must carry, or --insecure to answer anybody."
+            )
+        if self.workers > threads:
+            raise UsageError(
+                f"--workers {self.workers} need a thread each; there are {threads} here, by the processors, the limits "
+                "in force and --threads. Give fewer."
+            )
+        if self.allow_tuning and self.require_signature is not None:
+            raise UsageError(
+                "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would "
+                "refuse them. Give one of the two."
+            )
         return self
 
     @cached_property

@@ -350,9 +350,11 @@ def requests(job: Job) -> Prepared:
         elif how == "mixed":
             rows = [row for task, block in blocks for row in read(task, block)]
             runtime.predict_mixed([task for task in tasks for _ in range(size)], rows)
-        else:
+        elif how in ("one", "each"):
             for task, rows in ((task, read(task, block)) for task, block in blocks):
                 runtime.predict_mixed([None] * len(rows), rows) if task is None else runtime.predict(task, rows)
+        else:
+            raise ValueError(f"no request is put {how!r}")
 
     return Prepared(step)
 
