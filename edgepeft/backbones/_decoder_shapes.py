@@ -12,7 +12,7 @@ import numpy as np
 
 from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Attention, Role, Site
 from edgepeft.backbones.config import Sizes, checked, read_sizes, require_known, rope_theta
-from edgepeft.backbones.positions import frequencies
+from edgepeft.backbones.packing import frequencies
 from edgepeft.common.errors import UsageError
 
 WORDS = "model.embed_tokens.weight"

@@ -20,8 +20,7 @@ from edgepeft.backbones.base import LEARNT, Architecture, Attention, Family, Rol
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known, rope_theta
 from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import Packing
-from edgepeft.backbones.positions import Rotary, distance_bias, windows
+from edgepeft.backbones.packing import Packing, Rotary, distance_bias, windows
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code

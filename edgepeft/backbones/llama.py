@@ -26,8 +26,7 @@ from edgepeft.backbones import text
 from edgepeft.backbones.base import PACKED_INDICES, Architecture, Attention, Decoder, Family, PackedIndex, Pooling, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import checked
-from edgepeft.backbones.packing import Packing
-from edgepeft.backbones.positions import frequencies
+from edgepeft.backbones.packing import Packing, frequencies
 
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
 

@@ -22,8 +22,7 @@ from edgepeft.backbones import text
 from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import Sizes, read_sizes, require_known
-from edgepeft.backbones.packing import Packing
-from edgepeft.backbones.positions import distance_bias
+from edgepeft.backbones.packing import Packing, distance_bias
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 from edgepeft.common.errors import UsageError
 

@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.positions import Window
+from edgepeft.backbones.packing import Window
 from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import modules_of
 from edgepeft.graph.protos import ancestors, attributes, constant, reads, writers

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.packing import MERGE, REAL, SPLIT
-from edgepeft.backbones.positions import Window
+from edgepeft.backbones.packing import MERGE, REAL, SPLIT, Window
 from edgepeft.graph.gradient.rule import Gradients, Visit, is_fixed, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
