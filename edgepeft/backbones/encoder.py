@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from edgepeft.backbones.base import LEARNT, Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known, rope_theta
+from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known, rope_of
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing, Rotary, distance_bias, windows
 from edgepeft.common.errors import UsageError
@@ -364,7 +364,9 @@ class Encoder(Family):
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Each layer's, where positions turn queries and keys: the same everywhere."""
         layout = self.layouts[config["model_type"]]
-        return (Attention(rope_theta(config, "rope_theta", layout.theta), None),) * n_layers if layout.rotary else ()
+        if not layout.rotary:
+            return ()
+        return (Attention(rope_of(config, default=layout.theta)["rope_theta"], None),) * n_layers
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""

@@ -26,6 +26,7 @@ k = (2 r + 1) c.
 """
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -34,8 +35,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import PACKED_INDICES, PackedIndex, Role
+from edgepeft.backbones.base import PACKED_INDICES, Attention, PackedIndex, Role
+from edgepeft.backbones.config import rope_of
 from edgepeft.backbones.emit import Emitter
+from edgepeft.common.errors import UsageError
 
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
@@ -153,7 +156,7 @@ class Packing:
         """int64 (B): each row's last among the packed tokens."""
         return self.emit.op("Sub", self.emit.op("Add", self.starts, self.counts), self.one, output=LAST)
 
-    def outputs(self, hidden: str, width: int) -> list[onnx.ValueInfoProto]:
+    def outputs(self, hidden: str, width: int, *further: str) -> list[onnx.ValueInfoProto]:
         """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""
         op, ints = self.emit.op, self.emit.ints
         op("Gather", hidden, self.starts, output="pooled.first")  # (B, d)
@@ -164,8 +167,8 @@ class Packing:
         real = op("Unsqueeze", op("Cast", self.real, to=TensorProto.FLOAT), ints(2))  # (B, S, 1)
         padded = op("Gather", hidden, op("Reshape", self.place, self.shape))  # (B, S, d)
         op("Mul", padded, real, output="last_hidden_state")  # zero where there is no token
-        pooled = ("batch", width)
-        shapes = {"last_hidden_state": ("batch", "sequence", width), "pooled.first": pooled, "pooled.mean": pooled}
+        shapes: dict[str, tuple[str | int, ...]] = {"last_hidden_state": ("batch", "sequence", width)}
+        shapes |= dict.fromkeys(("pooled.first", "pooled.mean", *further), ("batch", width))
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
 
 
@@ -173,6 +176,31 @@ def frequencies(theta: float, width: int) -> NDArray[np.float32]:
     """w, (e / 2): to the bit what PyTorch's float32 gives, for at position 8,000 its last digit turns visibly."""
     powers = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     return np.float32(1) / np.power(theta, powers.astype(np.float64)).astype(np.float32)
+
+
+def rotation(config: Mapping[str, Any], width: int, key: str = "rope_theta", kind: str = "") -> Attention:
+    """RoPE as transformers' ``rope_type`` default, linear and llama3 have it; key and kind are ``rope_of``'s."""
+    rope = rope_of(config, key, kind=kind, instead=10_000.0, scaled=("linear", "llama3"))
+
+    def number(name: str) -> float:
+        value = rope.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise UsageError(f"the config's RoPE needs {name} as a positive number; found {value!r}.")
+        return float(value)
+
+    theta, named = rope["rope_theta"], rope["rope_type"]
+    if named == "default":
+        return Attention(theta, None)
+    w, factor = frequencies(theta, width), np.float32(number("factor"))
+    scaled = w / factor
+    if named == "llama3":
+        low, high = number("low_freq_factor"), number("high_freq_factor")
+        before = number("original_max_position_embeddings")
+        length = np.float32(2 * math.pi) / w
+        smooth = (np.float32(before) / length - np.float32(low)) / np.float32(high - low)
+        between = (1 - smooth) * w / factor + smooth * w
+        scaled = np.where(length > before / low, scaled, np.where(length < before / high, w, between))
+    return Attention(theta, None, tuple(scaled.astype(np.float32).tolist()))
 
 
 class Rotary:

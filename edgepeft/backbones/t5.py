@@ -210,11 +210,8 @@ class _Builder(text.TextBuilder):
         bias = self._bias("decoder", back, both_ways=False)
 
         def attend_itself(i: int, query: str, *new: str, output: str) -> str:
-            known = []
-            for value, past, present in zip(new, text.caches(text.PAST, i), text.caches(text.PRESENT, i), strict=True):
-                kept = op("Gather", past, text.ORDER)  # (N, h, L, i / h)
-                known.append(op("Concat", kept, self._heads(value, ints(1)), axis=2, output=present))
-            return self._attend(query, [*known, bias], ints(1), output)
+            one = ints(1)
+            return self._attend(query, [*self._grown(i, *new), bias], one, output)
 
         attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self.depth)]
         return self._stepped(self._decoder(hidden, beams, attend_itself, lambda i: attended[i]))
