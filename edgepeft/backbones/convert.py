@@ -51,6 +51,18 @@ class _Source(NamedTuple):
     read: Callable[[], NDArray[Any]]
 
     @classmethod
+    def all_of(cls, path: Path) -> dict[str, Self]:
+        if path.suffix == ".bin":
+            return {name: cls.of_torch(tensor, path) for name, tensor in read_pickled(path).items()}
+        sources = {}
+        for stored in Checkpoint.open(path).tensors.values():
+            if stored.dtype not in NUMPY_TYPES:
+                known = ", ".join(sorted(NUMPY_TYPES))
+                raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
+            sources[stored.name] = cls(Layout(stored.dtype, stored.shape), partial(stored.read, path))
+        return sources
+
+    @classmethod
     def of_torch(cls, tensor: torch.Tensor, where: Path) -> Self:
         shape = tuple(tensor.shape)
         if tensor.is_floating_point():
@@ -228,22 +240,10 @@ def _parts(origin: Path) -> list[Path]:
     return parts
 
 
-def _sources_in(path: Path) -> dict[str, _Source]:
-    if path.suffix == ".bin":
-        return {name: _Source.of_torch(tensor, path) for name, tensor in read_pickled(path).items()}
-    sources = {}
-    for stored in Checkpoint.open(path).tensors.values():
-        if stored.dtype not in NUMPY_TYPES:
-            known = ", ".join(sorted(NUMPY_TYPES))
-            raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
-        sources[stored.name] = _Source(Layout(stored.dtype, stored.shape), partial(stored.read, path))
-    return sources
-
-
 def _write_float32(parts: Sequence[Path], names: Callable[[str], tuple[str, ...]], path: Path) -> None:
     """Write tensors as transformers names them, one after the other: the whole may be larger than memory."""
     sources: dict[str, _Source] = {}
-    for name, one in (source for part in parts for source in _sources_in(part).items()):
+    for name, one in (source for part in parts for source in _Source.all_of(part).items()):
         modules = names(name)
         rows = one.layout.shape[0] // len(modules) if len(modules) > 1 else 0  # a fused one is divided by these
         for i, module in enumerate(modules):
