@@ -128,17 +128,17 @@ def rope_of(
     base that neither has by a ``key`` of its own.  ``default`` is for a config that is silent, ``instead`` for one that
     says null; ``scaled`` are the types that are known besides default.
     """
-    whole = _mapping(config, "rope_parameters")
-    own = _mapping(whole, kind, "rope_parameters") if kind in whole else whole
+    scaling, whole = _mapping(config, "rope_scaling"), _mapping(config, "rope_parameters")
+    own = _mapping(whole, kind, "rope_parameters") if kind else whole
     found: dict[str, Any] = {"rope_type": "default"}
-    for name, given in (("rope_scaling", _mapping(config, "rope_scaling")), ("rope_parameters", own)):
+    for name, given in (("rope_scaling", scaling), ("rope_parameters", {**whole, **own})):
         found |= {**given, "rope_type": given.get("rope_type", given.get("type", found["rope_type"]))}
         if found["rope_type"] not in ("default", *scaled):
             known = ", ".join(("default", *scaled)) if scaled else "default, which scales nothing"
             raise UsageError(f"the config's {name} has the rope_type {found['rope_type']!r}; supported: {known}.")
         if (part := given.get("partial_rotary_factor")) not in (None, 1):
             raise UsageError(f"the config's {name} has the partial_rotary_factor {part!r}; supported: 1.0.")
-    theta: Any = found.get("rope_theta", config.get(key, default))
+    theta: Any = {**scaling, **own}.get("rope_theta", config.get(key, default))
     theta = instead if theta is None else theta
     wrong = isinstance(theta, bool) or not isinstance(theta, (int, float))
     if wrong or not math.isfinite(theta) or theta < 1:
