@@ -113,8 +113,8 @@ class _Sizes(Sizes):
 
     def _layer_sites(self, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
         d, inner, f, name = self.hidden_size, self.inner, self.intermediate_size, f"{stack}.layer.{i}."
-        first = "decoder.embeddings" if stack == "decoder" else "word_embeddings"
-        added = f"{stack}.layer.{i - 1}.layer_output" if i else first  # to a sub-layer's output, in the graph
+        below = "decoder.embeddings" if stack == "decoder" else "word_embeddings"
+        added = f"{stack}.layer.{i - 1}.layer_output" if i else below  # to a sub-layer's output, in the graph
 
         def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
             sums = {"residual": residual, "added": added} if residual else {}
