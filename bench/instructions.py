@@ -27,10 +27,9 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.cut import prune
-from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.one_row import for_one_row, fuse_attention
 from edgepeft.graph.protos import copied, replace
-from edgepeft.graph.quantise import integer_products
+from edgepeft.graph.quantise import integer_products, lower_integers
 
 _TASK = "task"
 _ONE_ROW = "for one row"

@@ -50,6 +50,25 @@ class StoredTensor:
     n_bytes: int
     file: str
 
+    @classmethod
+    def of_header(cls, name: str, entry: Mapping[str, Any], data_start: int, file: str) -> StoredTensor:
+        """Check and convert an entry of a header."""
+        begin, end = map(int, entry["data_offsets"])
+        shape = tuple(int(extent) for extent in entry["shape"])
+        dtype = str(entry["dtype"])
+        known = NUMPY_TYPES.get(dtype)
+        sized = known is None or end - begin == math.prod(shape) * np.dtype(known).itemsize
+        if begin < 0 or end < begin or min(shape, default=0) < 0 or not sized:
+            raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
+        return cls(name, dtype, shape, data_start + begin, end - begin, file)
+
+    def read(self, path: Path) -> NDArray[Any]:
+        """The values, those of bfloat16 as float32."""
+        values = np.fromfile(path, NUMPY_TYPES[self.dtype], math.prod(self.shape), offset=self.offset)
+        if self.dtype == "BF16":  # the upper half of a float32
+            values = (values.astype("<u4") << 16).view("<f4")
+        return values.reshape(self.shape)
+
 
 BYTES = ":uint8"
 
@@ -89,7 +108,7 @@ class Checkpoint:
                 check_header(first, path)
                 header = json.loads(file.read(length))
             header.pop("__metadata__", None)
-            entries = [_stored(name, entry, 8 + length, path.name) for name, entry in header.items()]
+            entries = [StoredTensor.of_header(name, entry, 8 + length, path.name) for name, entry in header.items()]
         except FileNotFoundError:
             raise BundleError(f"{path} is missing; it must hold the backbone's weights.") from None
         except OSError as error:
@@ -220,17 +239,6 @@ def check_header(source: Path | bytes, where: object) -> None:
             source = file.read(8)
     if (length := int.from_bytes(source[:8], "little")) > _MAX_HEADER_BYTES:
         raise BundleError(f"{where} is not a safetensors file: its header claims {length} bytes.")
-
-
-def _stored(name: str, entry: Mapping[str, Any], data_start: int, file: str) -> StoredTensor:
-    begin, end = map(int, entry["data_offsets"])
-    shape = tuple(int(extent) for extent in entry["shape"])
-    dtype = str(entry["dtype"])
-    known = NUMPY_TYPES.get(dtype)
-    sized = known is None or end - begin == math.prod(shape) * np.dtype(known).itemsize
-    if begin < 0 or end < begin or min(shape, default=0) < 0 or not sized:
-        raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
-    return StoredTensor(name, dtype, shape, data_start + begin, end - begin, file)
 
 
 _ALIGNED = 8

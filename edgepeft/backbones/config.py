@@ -4,7 +4,7 @@ The Hugging Face configs of architectures known by name are package data, withou
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -113,30 +113,38 @@ def config_of(name: str) -> dict[str, Any]:
     return read_config(package_data("architectures") / f"{known[key]}.json")
 
 
-def rope_theta(
-    config: Mapping[str, Any], key: str, default: float, kind: str = "", *, instead: float | None = None
-) -> float:
-    """RoPE's base: in ``rope_parameters`` of transformers 5, there of a ``kind`` of layers, else by a key of its own.
+def rope_of(
+    config: Mapping[str, Any],
+    key: str = "rope_theta",
+    default: float = 10_000.0,
+    kind: str = "",
+    *,
+    instead: float | None = None,
+    scaled: Sequence[str] = (),
+) -> dict[str, Any]:
+    """RoPE's settings, with ``rope_type`` and its base, ``rope_theta``.
 
-    ``default`` is for a config that is silent, ``instead`` for one that says null.
+    They stand in ``rope_parameters`` of transformers 5, there perhaps by ``kind`` of layers, or in ``rope_scaling``; a
+    base that neither has by a ``key`` of its own.  ``default`` is for a config that is silent, ``instead`` for one that
+    says null; ``scaled`` are the types that are known besides default.
     """
-    whole = _mapping(config, "rope_parameters")
+    scaling, whole = _mapping(config, "rope_scaling"), _mapping(config, "rope_parameters")
     own = _mapping(whole, kind, "rope_parameters") if kind else whole
-    scaling = {"rope_parameters": [whole, own], "rope_scaling": [_mapping(config, "rope_scaling")]}
-    for name, settings in ((name, each) for name, several in scaling.items() for each in several):
-        if (found := settings.get("rope_type", settings.get("type", "default"))) != "default":
-            raise UsageError(
-                f"the config's {name} has the rope_type {found!r}; supported: default, which scales nothing."
-            )
-        if (part := settings.get("partial_rotary_factor", 1.0)) != 1.0:
+    found: dict[str, Any] = {"rope_type": "default"}
+    for name, given in (("rope_scaling", scaling), ("rope_parameters", {**whole, **own})):
+        found |= {**given, "rope_type": given.get("rope_type", given.get("type", found["rope_type"]))}
+        if found["rope_type"] not in ("default", *scaled):
+            known = ", ".join(("default", *scaled)) if scaled else "default, which scales nothing"
+            raise UsageError(f"the config's {name} has the rope_type {found['rope_type']!r}; supported: {known}.")
+        if (part := given.get("partial_rotary_factor")) not in (None, 1):
             raise UsageError(f"the config's {name} has the partial_rotary_factor {part!r}; supported: 1.0.")
-    theta: Any = own.get("rope_theta", config.get(key, default))
+    theta: Any = {**scaling, **own}.get("rope_theta", config.get(key, default))
     theta = instead if theta is None else theta
     wrong = isinstance(theta, bool) or not isinstance(theta, (int, float))
     if wrong or not math.isfinite(theta) or theta < 1:
-        place = f"{key} (or rope_theta)" if kind else key
+        place = key if key == "rope_theta" else f"{key} (or rope_theta)"
         raise UsageError(f"the config's {place} must be a number from 1 on; found {theta!r}.")
-    return float(theta)
+    return {**found, "rope_theta": float(theta)}
 
 
 def _mapping(config: Mapping[str, Any], key: str, called: str = "") -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import os
 import shutil
 import warnings
@@ -17,13 +16,13 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
+from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, write_safetensors
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, WEIGHTS_FILE, WEIGHTS_FILES
 from edgepeft.common.atomic import new_folder
@@ -50,6 +49,34 @@ class _Source(NamedTuple):
 
     layout: Layout
     read: Callable[[], NDArray[Any]]
+
+    @classmethod
+    def all_of(cls, path: Path) -> dict[str, Self]:
+        if path.suffix == ".bin":
+            return {name: cls.of_torch(tensor, path) for name, tensor in read_pickled(path).items()}
+        sources = {}
+        for stored in Checkpoint.open(path).tensors.values():
+            if stored.dtype not in NUMPY_TYPES:
+                known = ", ".join(sorted(NUMPY_TYPES))
+                raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
+            sources[stored.name] = cls(Layout(stored.dtype, stored.shape), partial(stored.read, path))
+        return sources
+
+    @classmethod
+    def of_torch(cls, tensor: torch.Tensor, where: Path) -> Self:
+        shape = tuple(tensor.shape)
+        if tensor.is_floating_point():
+            return cls(Layout("F32", shape), lambda: tensor.float().numpy())
+        values = tensor.numpy()
+        dtype = next((name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype), None)
+        if dtype is None:
+            known = ", ".join(NUMPY_TYPES)
+            raise BundleError(f"{where} has a tensor of {tensor.dtype}; what can be converted: {known}.")
+        return cls(Layout(dtype, shape), lambda: values)
+
+    def rows(self, first: int, end: int) -> Self:
+        dtype, (_, *rest) = self.layout
+        return type(self)(Layout(dtype, (end - first, *rest)), lambda: self.read()[first:end])
 
 
 def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda name: (name,)) -> Path:
@@ -213,49 +240,14 @@ def _parts(origin: Path) -> list[Path]:
     return parts
 
 
-def _of_torch(tensor: torch.Tensor, where: Path) -> _Source:
-    shape = tuple(tensor.shape)
-    if tensor.is_floating_point():
-        return _Source(Layout("F32", shape), lambda: tensor.float().numpy())
-    values = tensor.numpy()
-    dtype = next((name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype), None)
-    if dtype is None:
-        raise BundleError(f"{where} has a tensor of {tensor.dtype}; what can be converted: {', '.join(NUMPY_TYPES)}.")
-    return _Source(Layout(dtype, shape), lambda: values)
-
-
-def _sources_in(path: Path) -> dict[str, _Source]:
-    if path.suffix == ".bin":
-        return {name: _of_torch(tensor, path) for name, tensor in read_pickled(path).items()}
-    sources = {}
-    for stored in Checkpoint.open(path).tensors.values():
-        if stored.dtype not in NUMPY_TYPES:
-            known = ", ".join(sorted(NUMPY_TYPES))
-            raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
-        sources[stored.name] = _Source(Layout(stored.dtype, stored.shape), partial(_read, path, stored))
-    return sources
-
-
-def _read(path: Path, stored: StoredTensor) -> NDArray[Any]:
-    values = np.fromfile(path, NUMPY_TYPES[stored.dtype], math.prod(stored.shape), offset=stored.offset)
-    if stored.dtype == "BF16":  # the upper half of a float32
-        values = (values.astype("<u4") << 16).view("<f4")
-    return values.reshape(stored.shape)
-
-
-def _rows(whole: _Source, first: int, end: int) -> _Source:
-    dtype, (_, *rest) = whole.layout
-    return _Source(Layout(dtype, (end - first, *rest)), lambda: whole.read()[first:end])
-
-
 def _write_float32(parts: Sequence[Path], names: Callable[[str], tuple[str, ...]], path: Path) -> None:
     """Write tensors as transformers names them, one after the other: the whole may be larger than memory."""
     sources: dict[str, _Source] = {}
-    for name, one in (source for part in parts for source in _sources_in(part).items()):
+    for name, one in (source for part in parts for source in _Source.all_of(part).items()):
         modules = names(name)
         rows = one.layout.shape[0] // len(modules) if len(modules) > 1 else 0  # a fused one is divided by these
         for i, module in enumerate(modules):
-            sources[module] = _rows(one, i * rows, (i + 1) * rows) if rows else one
+            sources[module] = one.rows(i * rows, (i + 1) * rows) if rows else one
     layout = {name: one.layout for name, one in sources.items()}
     layout |= {name: each._replace(dtype="F32") for name, each in layout.items() if each.dtype in _FLOATS}
     plain = {name: np.dtype(NUMPY_TYPES[dtype]) for name, (dtype, _) in layout.items()}

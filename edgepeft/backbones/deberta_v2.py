@@ -24,7 +24,7 @@ from onnx import TensorProto
 from edgepeft.backbones.base import Architecture, Distances, Role
 from edgepeft.backbones.config import checked, require_switches
 from edgepeft.backbones.encoder import Encoder, EncoderBuilder, ModelLayout
-from edgepeft.backbones.positions import LONGER
+from edgepeft.backbones.packing import LONGER
 from edgepeft.common.errors import UsageError
 
 _TABLE, _NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"

@@ -18,10 +18,9 @@ from onnx import TensorProto
 
 from edgepeft.backbones.base import LEARNT, Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known, rope_theta
+from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known, rope_of
 from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import Packing
-from edgepeft.backbones.positions import Rotary, distance_bias, windows
+from edgepeft.backbones.packing import Packing, Rotary, distance_bias, windows
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
@@ -30,11 +29,25 @@ ENCODERS: Mapping[str, Any] = {"position_embedding_type": "absolute", "is_decode
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes(Sizes):
+    """``max_length`` are the rows of positions, of which a padding token may keep some."""
+
+    pad_token_id: int = 0
+    layer_norm_eps: float = 1e-12
+    activation: str = "gelu"
+    type_vocab_size: int = 2
+    embedding_size: int
+    num_hidden_groups: int
+    task_type_vocab_size: int = 3
+
+
 @dataclass(frozen=True)
 class ModelLayout:
     """Where a model type keeps its parts: module paths, config keys, and what else differs.
 
-    Query, key and value of one name are parts of one product, gate and up likewise.
+    Query, key and value of one name are parts of one product, gate and up likewise.  What follows from these and the
+    sizes of a config are tensors and sites.
     """
 
     prefix: str  # of the base model in checkpoints of whole models
@@ -75,166 +88,155 @@ class ModelLayout:
     reference: str = "eager"  # the attention that ours is compared with
     fixed: Mapping[str, Any] = field(default_factory=lambda: ENCODERS)  # of these keys no other value is supported
 
+    def sizes(self, config: Mapping[str, Any]) -> EncoderSizes:
+        """What a config says, checked."""
+        for name, value in self.fixed.items():
+            if config.get(name) not in (None, value):
+                raise UsageError(f"the config's {name} is {config[name]!r}; {config['model_type']} has {value}.")
+        read = {
+            "embedding_size": self.projection,
+            "num_hidden_groups": self.shares_layers,
+            "type_vocab_size": self.token_types,
+            "task_type_vocab_size": self.task_types,
+        }
+        given = {**config, **{name: None for name, wanted in read.items() if not wanted}}  # anything may stand there
+        keys = {**KEYS, "activation": "hidden_act", **self.keys}
+        width, n_layers = (config.get(keys.get(name, name)) for name in ("hidden_size", "n_layers"))
+        silent = {"embedding_size": width, "num_hidden_groups": n_layers, **self.defaults}
+        sizes = read_sizes(EncoderSizes, given, silent, keys)
+        d, heads = sizes.hidden_size, sizes.n_heads
+        if self.rotary and d % (2 * heads):
+            raise UsageError(
+                f"the config's num_attention_heads is {heads}, which does not divide its hidden_size {d} into heads of "
+                "even width."
+            )
+        if d % heads:
+            raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
+        if config.get("head_dim") not in (None, d // heads):
+            raise UsageError(
+                f"the config's head_dim is {config['head_dim']!r}; supported: {d // heads}, a head's share."
+            )
+        if sizes.num_hidden_groups > sizes.n_layers:
+            raise UsageError(
+                f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.n_layers} layers."
+            )
+        offset = sizes.pad_token_id + 1 if self.counted_positions else 0
+        if sizes.max_length <= offset:
+            raise UsageError(
+                f"the config's pad_token_id is {sizes.pad_token_id}, which leaves none of its "
+                f"{sizes.max_length} position embeddings."
+            )
+        require_known(self.keys.get("activation", "activation"), sizes.activation, self.activations)
+        return sizes
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderSizes(Sizes):
-    """``max_length`` are the rows of positions, of which a padding token may keep some."""
+    def _layer_paths(self, sizes: EncoderSizes) -> list[str]:
+        """Each layer's, with its dot: those of a group are in one place (Lan et al., 2020, section 3.1)."""
+        n, groups = sizes.n_layers, sizes.num_hidden_groups
+        return [self.layer.format(i=int(i / (n / groups))) for i in range(n)]  # in floats, as in transformers' code
 
-    pad_token_id: int = 0
-    layer_norm_eps: float = 1e-12
-    activation: str = "gelu"
-    type_vocab_size: int = 2
-    embedding_size: int
-    num_hidden_groups: int
-    task_type_vocab_size: int = 3
+    def _projection(self, sizes: EncoderSizes) -> str:
+        """The module between the embeddings and the first layer; nothing where there is none."""
+        return self.projection if self.always_projects or sizes.embedding_size != sizes.hidden_size else ""
 
+    def modules(self, sizes: EncoderSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(path, shape of its weight): norms are [d], linear layers [out, in]."""
+        d, f, width = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size
+        if self.embeddings_norm:
+            yield self.embeddings_norm, (width,)
+        if projection := self._projection(sizes):
+            yield projection, (d, width)
+        attending, first = Counter((self.query, self.key, self.value)), Counter((self.gate, self.up))
+        for i, layer in enumerate(dict.fromkeys(self._layer_paths(sizes))):
+            yield from ((layer + module, (parts * d, d)) for module, parts in attending.items())
+            yield layer + self.attention_output, (d, d)
+            if i or self.first_norm:
+                yield layer + self.attention_norm, (d,)
+            yield from ((layer + module, (parts * f, d)) for module, parts in first.items() if module)
+            yield layer + self.down, (d, f)
+            yield layer + self.ffn_norm, (d,)
+        if self.last_norm:
+            yield self.last_norm, (d,)
 
-def _sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> EncoderSizes:
-    for name, value in layout.fixed.items():
-        if config.get(name) not in (None, value):
-            raise UsageError(f"the config's {name} is {config[name]!r}; {config['model_type']} has {value}.")
-    read = {
-        "embedding_size": layout.projection,
-        "num_hidden_groups": layout.shares_layers,
-        "type_vocab_size": layout.token_types,
-        "task_type_vocab_size": layout.task_types,
-    }
-    given = {**config, **{name: None for name, wanted in read.items() if not wanted}}  # anything may stand there
-    keys = {**KEYS, "activation": "hidden_act", **layout.keys}
-    width, n_layers = (config.get(keys.get(name, name)) for name in ("hidden_size", "n_layers"))
-    silent = {"embedding_size": width, "num_hidden_groups": n_layers, **layout.defaults}
-    sizes = read_sizes(EncoderSizes, given, silent, keys)
-    d, heads = sizes.hidden_size, sizes.n_heads
-    if layout.rotary and d % (2 * heads):
-        raise UsageError(
-            f"the config's num_attention_heads is {heads}, which does not divide its hidden_size {d} into heads of "
-            "even width."
-        )
-    if d % heads:
-        raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
-    if config.get("head_dim") not in (None, d // heads):
-        raise UsageError(f"the config's head_dim is {config['head_dim']!r}; supported: {d // heads}, a head's share.")
-    if sizes.num_hidden_groups > sizes.n_layers:
-        raise UsageError(
-            f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.n_layers} layers."
-        )
-    offset = sizes.pad_token_id + 1 if layout.counted_positions else 0
-    if sizes.max_length <= offset:
-        raise UsageError(
-            f"the config's pad_token_id is {sizes.pad_token_id}, which leaves none of its "
-            f"{sizes.max_length} position embeddings."
-        )
-    require_known(layout.keys.get("activation", "activation"), sizes.activation, layout.activations)
-    return sizes
+    def tensors(self, sizes: EncoderSizes) -> dict[str, tuple[int, ...]]:
+        """Shapes by name."""
+        rows = {self.words: sizes.vocab_size}
+        rows |= {"embeddings.position_embeddings": sizes.max_length} if self.positions else {}
+        rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if self.token_types else {}
+        rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if self.task_types else {}
+        tensors: dict[str, tuple[int, ...]] = {
+            f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()
+        }
+        tensors |= {self.distances: (BUCKETS, sizes.n_heads)} if self.distances else {}
+        for module, shape in self.modules(sizes):
+            tensors[f"{module}.weight"] = shape
+            if not module.endswith(self.unbiased):
+                tensors[f"{module}.bias"] = shape[:1]
+        return tensors
 
+    def sites(self, sizes: EncoderSizes) -> Iterator[Site]:
+        """In the order of the forward pass."""
+        d, width, positions = sizes.hidden_size, sizes.embedding_size, "embeddings.position_embeddings"
+        yield Site(Role.WORD_EMBEDDINGS.value, Role.WORD_EMBEDDINGS, None, width, width, self.words)
+        if self.positions:
+            yield Site(Role.POSITION_EMBEDDINGS.value, Role.POSITION_EMBEDDINGS, None, width, width, positions)
+        yield Site("embeddings", Role.EMBEDDINGS, None, d, d, self._projection(sizes) or "embeddings")
+        layers = self._layer_paths(sizes)
+        if self.masked:  # those that must account for keys of no token
+            yield Site(
+                Role.POSITION_IDS.value, Role.POSITION_IDS, None, 1, 1, positions, is_input=True, shape=("tokens",)
+            )
+            role, shape = Role.ATTENTION_BIAS, ("batch", 1, 1, "places")
+            yield Site(role.value, role, None, 1, 1, self.masked, shape=shape, argument=1)
+            if self.distances:
+                module, argument = self.distances_enter
+                first, *others = (layer + module for layer in layers)
+                role, across = Role.DISTANCE_BIAS, (sizes.n_heads, "queries", "places")
+                yield Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others))
+        for i in range(len(layers)):
+            yield from self._layer_sites(sizes, layers, i)
+        if norm := self.last_norm:
+            yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, norm, norm)
+        yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
 
-def _layer_paths(layout: ModelLayout, sizes: EncoderSizes) -> list[str]:
-    """Each layer's, with its dot: those of a group are in one place (Lan et al., 2020, section 3.1)."""
-    n, groups = sizes.n_layers, sizes.num_hidden_groups
-    return [layout.layer.format(i=int(i / (n / groups))) for i in range(n)]  # in floats, as in transformers' code
+    def _layer_sites(self, sizes: EncoderSizes, layers: Sequence[str], i: int) -> Iterator[Site]:
+        d, f, layer, name = sizes.hidden_size, sizes.intermediate_size, layers[i], f"layer.{i}."
+        call = (layers[:i].count(layer), layers.count(layer))
+        before, below = bool(self.last_norm), f"layer.{i - 1}.layer_output" if i else "embeddings"
 
+        def at(role: Role, module: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
+            place = (layer + module).rstrip(".")
+            return Site(name + role, role, i, inputs, outputs, place, place, call=call, **more)
 
-def _projection_of(layout: ModelLayout, sizes: EncoderSizes) -> str:
-    """The module between the embeddings and the first layer; nothing where there is none."""
-    return layout.projection if layout.always_projects or sizes.embedding_size != sizes.hidden_size else ""
+        def products(modules: Mapping[Role, str], width: int, read: str) -> Iterator[Site]:
+            for role, module in modules.items():
+                roles = [other for other in modules if modules[other] == module]  # whose values one product gives
+                first = roles.index(role) * width
+                columns = (first, first + width) if len(roles) > 1 else None
+                yield at(role, module, outputs=width, columns=columns, input=read)
 
-
-def _modules_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(path, shape of its weight): norms are [d], linear layers [out, in]."""
-    d, f, width = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size
-    if layout.embeddings_norm:
-        yield layout.embeddings_norm, (width,)
-    if projection := _projection_of(layout, sizes):
-        yield projection, (d, width)
-    attending, first = Counter((layout.query, layout.key, layout.value)), Counter((layout.gate, layout.up))
-    for i, layer in enumerate(dict.fromkeys(_layer_paths(layout, sizes))):
-        yield from ((layer + module, (parts * d, d)) for module, parts in attending.items())
-        yield layer + layout.attention_output, (d, d)
-        if i or layout.first_norm:
-            yield layer + layout.attention_norm, (d,)
-        yield from ((layer + module, (parts * f, d)) for module, parts in first.items() if module)
-        yield layer + layout.down, (d, f)
-        yield layer + layout.ffn_norm, (d,)
-    if layout.last_norm:
-        yield layout.last_norm, (d,)
-
-
-def _tensors_of(layout: ModelLayout, sizes: EncoderSizes) -> dict[str, tuple[int, ...]]:
-    rows = {layout.words: sizes.vocab_size}
-    rows |= {"embeddings.position_embeddings": sizes.max_length} if layout.positions else {}
-    rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if layout.token_types else {}
-    rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if layout.task_types else {}
-    tensors: dict[str, tuple[int, ...]] = {f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()}
-    tensors |= {layout.distances: (BUCKETS, sizes.n_heads)} if layout.distances else {}
-    for module, shape in _modules_of(layout, sizes):
-        tensors[f"{module}.weight"] = shape
-        if not module.endswith(layout.unbiased):
-            tensors[f"{module}.bias"] = shape[:1]
-    return tensors
-
-
-def _sites_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[Site]:
-    d, width, positions = sizes.hidden_size, sizes.embedding_size, "embeddings.position_embeddings"
-    yield Site(Role.WORD_EMBEDDINGS.value, Role.WORD_EMBEDDINGS, None, width, width, layout.words)
-    if layout.positions:
-        yield Site(Role.POSITION_EMBEDDINGS.value, Role.POSITION_EMBEDDINGS, None, width, width, positions)
-    yield Site("embeddings", Role.EMBEDDINGS, None, d, d, _projection_of(layout, sizes) or "embeddings")
-    layers = _layer_paths(layout, sizes)
-    if layout.masked:  # those that must account for keys of no token
-        yield Site(Role.POSITION_IDS.value, Role.POSITION_IDS, None, 1, 1, positions, is_input=True, shape=("tokens",))
-        role, shape = Role.ATTENTION_BIAS, ("batch", 1, 1, "places")
-        yield Site(role.value, role, None, 1, 1, layout.masked, shape=shape, argument=1)
-        if layout.distances:
-            module, argument = layout.distances_enter
-            first, *others = (layer + module for layer in layers)
-            role, across = Role.DISTANCE_BIAS, (sizes.n_heads, "queries", "places")
-            yield Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others))
-    for i in range(len(layers)):
-        yield from _layer_sites(layout, sizes, layers, i)
-    if norm := layout.last_norm:
-        yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, norm, norm)
-    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
-
-
-def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str], i: int) -> Iterator[Site]:
-    d, f, layer, name = sizes.hidden_size, sizes.intermediate_size, layers[i], f"layer.{i}."
-    call = (layers[:i].count(layer), layers.count(layer))
-    before, below = bool(layout.last_norm), f"layer.{i - 1}.layer_output" if i else "embeddings"
-
-    def at(role: Role, module: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
-        place = (layer + module).rstrip(".")
-        return Site(name + role, role, i, inputs, outputs, place, place, call=call, **more)
-
-    def products(modules: Mapping[Role, str], width: int, read: str) -> Iterator[Site]:
-        for role, module in modules.items():
-            roles = [other for other in modules if modules[other] == module]  # whose values one product gives
-            first = roles.index(role) * width
-            columns = (first, first + width) if len(roles) > 1 else None
-            yield at(role, module, outputs=width, columns=columns, input=read)
-
-    split = ("batch", sizes.n_heads, "places", d // sizes.n_heads)
-    attention_norm, ffn_norm = (None if before else layer + norm for norm in (layout.attention_norm, layout.ffn_norm))
-    read = below
-    if before and (i or layout.first_norm):
-        yield at(Role.ATTENTION_NORM, layout.attention_norm)
-        read = name + Role.ATTENTION_NORM
-    yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d, read)
-    for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
-        yield Site(name + role, role, i, d, d, layer + module, shape=split, call=call)
-    around: dict[str, Any] = {"residual": layer.rstrip("."), "input": f"{name}context", "added": below}
-    yield at(Role.ATTENTION_OUTPUT, layout.attention_output, norm=attention_norm, **around)
-    if before:
-        yield at(Role.FFN_NORM, layout.ffn_norm)
-    first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
-    yield from products(first, f, name + (Role.FFN_NORM if before else Role.ATTENTION_NORM))
-    if layout.gate:  # what is gated may be no module's output, but is what one reads
-        yield at(Role.FFN_ACTIVATION, layout.down, f, f, is_input=True)
-    else:
-        yield at(Role.FFN_ACTIVATION, layout.activation, f, f, input=name + Role.FFN_UP)
-    summed = (layout.ffn_norm, "attention_output.sum") if before else (layout.up, Role.ATTENTION_NORM)
-    around = {"residual": layer + summed[0], "input": name + Role.FFN_ACTIVATION, "added": name + summed[1]}
-    yield at(Role.FFN_OUTPUT, layout.down, f, norm=ffn_norm, **around)
-    yield at(Role.LAYER_OUTPUT, "" if before else layout.ffn_norm)
+        split = ("batch", sizes.n_heads, "places", d // sizes.n_heads)
+        attention_norm, ffn_norm = (None if before else layer + norm for norm in (self.attention_norm, self.ffn_norm))
+        read = below
+        if before and (i or self.first_norm):
+            yield at(Role.ATTENTION_NORM, self.attention_norm)
+            read = name + Role.ATTENTION_NORM
+        yield from products({Role.QUERY: self.query, Role.KEY: self.key, Role.VALUE: self.value}, d, read)
+        for role, module in ((Role.KEY_HEADS, self.key), (Role.VALUE_HEADS, self.value)) if self.masked else ():
+            yield Site(name + role, role, i, d, d, layer + module, shape=split, call=call)
+        around: dict[str, Any] = {"residual": layer.rstrip("."), "input": f"{name}context", "added": below}
+        yield at(Role.ATTENTION_OUTPUT, self.attention_output, norm=attention_norm, **around)
+        if before:
+            yield at(Role.FFN_NORM, self.ffn_norm)
+        first = {Role.FFN_GATE: self.gate, Role.FFN_GATED: self.up} if self.gate else {Role.FFN_UP: self.up}
+        yield from products(first, f, name + (Role.FFN_NORM if before else Role.ATTENTION_NORM))
+        if self.gate:  # what is gated may be no module's output, but is what one reads
+            yield at(Role.FFN_ACTIVATION, self.down, f, f, is_input=True)
+        else:
+            yield at(Role.FFN_ACTIVATION, self.activation, f, f, input=name + Role.FFN_UP)
+        summed = (self.ffn_norm, "attention_output.sum") if before else (self.up, Role.ATTENTION_NORM)
+        around = {"residual": layer + summed[0], "input": name + Role.FFN_ACTIVATION, "added": name + summed[1]}
+        yield at(Role.FFN_OUTPUT, self.down, f, norm=ffn_norm, **around)
+        yield at(Role.LAYER_OUTPUT, "" if before else self.ffn_norm)
 
 
 class EncoderBuilder:
@@ -365,22 +367,24 @@ class Encoder(Family):
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Each layer's, where positions turn queries and keys: the same everywhere."""
         layout = self.layouts[config["model_type"]]
-        return (Attention(rope_theta(config, "rope_theta", layout.theta), None),) * n_layers if layout.rotary else ()
+        if not layout.rotary:
+            return ()
+        return (Attention(rope_of(config, default=layout.theta)["rope_theta"], None),) * n_layers
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
         layout = self.layout_of(config)
-        sizes = _sizes_of(config, layout)
+        sizes = layout.sizes(config)
         d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
         token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
         return Architecture(
             family=self.name,
             model_type=config["model_type"],
             **{**sizes.common, "max_length": sizes.max_length - offset},
-            sites=tuple(_sites_of(layout, sizes)),
-            tensors=_tensors_of(layout, sizes),
+            sites=tuple(layout.sites(sizes)),
+            tensors=layout.tensors(sizes),
             pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
-            norms=tuple(module for module, shape in _modules_of(layout, sizes) if len(shape) == 1),
+            norms=tuple(module for module, shape in layout.modules(sizes) if len(shape) == 1),
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
             prefix=layout.prefix,

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.convert import cached_copy
-from edgepeft.backbones.positions import frequencies
+from edgepeft.backbones.packing import frequencies
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError, requiring
 from edgepeft.common.messages import reason
 

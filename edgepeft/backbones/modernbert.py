@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgepeft.backbones.base import Architecture, Attention, Pooling
-from edgepeft.backbones.config import checked, require_known, require_switches, rope_theta
+from edgepeft.backbones.config import checked, require_known, require_switches, rope_of
 from edgepeft.backbones.encoder import Encoder, ModelLayout
 from edgepeft.common.errors import UsageError
 
@@ -67,8 +67,8 @@ class ModernBert(Encoder):
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Global or local."""
         width = checked("local_attention", config.get("local_attention", 128))  # of both sides
-        theta = rope_theta(config, "global_rope_theta", 160_000.0, _GLOBAL)
-        local = rope_theta(config, "local_rope_theta", 10_000.0, _LOCAL, instead=theta)
+        theta = rope_of(config, "global_rope_theta", 160_000.0, _GLOBAL)["rope_theta"]
+        local = rope_of(config, "local_rope_theta", 10_000.0, _LOCAL, instead=theta)["rope_theta"]
         known = {_GLOBAL: Attention(theta, None), _LOCAL: Attention(local, width // 2)}
         if (kinds := config.get("layer_types")) is None:  # in transformers 4 every n-th is global
             key = "global_attn_every_n_layers"

@@ -22,6 +22,8 @@ from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.resources import sha256_of
 
+_DONE_HERE = ("Transformer", "Pooling", "Normalize", "Dropout")  # of what sentence-transformers makes a vector by
+
 
 @dataclass(frozen=True)
 class Backbone:
@@ -57,8 +59,16 @@ class Backbone:
         path = self.folder / "1_Pooling" / "config.json"
         if not path.is_file():
             return self.architecture.pooling
-        config = read_config(path)
-        _warn_of_modules(self.folder / MODULES_FILE)
+        config, kinds = read_config(path), list[str]()
+        modules = self.folder / MODULES_FILE
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or no list of modules
+            kinds = [str(each["type"]).rpartition(".")[2] for each in json_at(modules)]
+        if odd := [kind for kind in dict.fromkeys(kinds) if kind not in _DONE_HERE]:
+            warnings.warn(
+                f"{modules} has {' and '.join(odd)}, which is left out here: a text's vector is the pooled one, not "
+                "what sentence-transformers gives.",
+                stacklevel=2,
+            )
         if (given := config.get("pooling_mode")) is not None:
             modes = {given} if isinstance(given, str) else {str(mode) for mode in given}
         else:  # before version 6 of sentence-transformers there is a switch for each
@@ -101,22 +111,6 @@ class Backbone:
         if decoder is None:
             raise UsageError(f"{self.source} has no decoder to score labels with; leave --head labels out.")
         return trie_of(labels, self.encoder(), decoder)
-
-
-_DONE_HERE = ("Transformer", "Pooling", "Normalize", "Dropout")
-
-
-def _warn_of_modules(path: Path) -> None:
-    """Say which of the modules that sentence-transformers makes a vector by have no place here."""
-    kinds: list[str] = []
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or no list of modules
-        kinds = [str(each["type"]).rpartition(".")[2] for each in json_at(path)]
-    if odd := [kind for kind in dict.fromkeys(kinds) if kind not in _DONE_HERE]:
-        warnings.warn(
-            f"{path} has {' and '.join(odd)}, which is left out here: a text's vector is the pooled one, not what "
-            "sentence-transformers gives.",
-            stacklevel=2,
-        )
 
 
 def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:

@@ -12,7 +12,7 @@ the trie, d hidden, h heads, i all heads together, f intermediate, v vocabulary,
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -22,8 +22,7 @@ from edgepeft.backbones import text
 from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import Sizes, read_sizes, require_known
-from edgepeft.backbones.packing import Packing
-from edgepeft.backbones.positions import distance_bias
+from edgepeft.backbones.packing import Packing, distance_bias
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 from edgepeft.common.errors import UsageError
 
@@ -42,6 +41,13 @@ _KEYS = {
     "max_length": "n_positions",
     "layer_norm_eps": "layer_norm_epsilon",
     "activation": "feed_forward_proj",
+}
+
+
+# What differs where a config is silent.
+_MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "t5": {},  # T5 1.1, Flan-T5 and byT5 too
+    "mt5": {"activation": "gated-gelu", "tie_word_embeddings": False},
 }
 
 
@@ -75,71 +81,65 @@ class _Sizes(Sizes):
         """(module path, layers, sub-layer -> its path in a layer)."""
         return ("encoder", self.n_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
 
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """What a config says, checked."""
+        silent = {**_MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
+        silent["decoder_start_token_id"] = config.get("pad_token_id", cls.pad_token_id)
+        sizes = read_sizes(cls, config, silent, _KEYS)
+        require_known("feed_forward_proj", sizes.activation, ("relu", "gelu", "gated-gelu", "gated-relu"))
+        n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
+        if not n_buckets // 2 < furthest <= _FURTHEST:
+            raise UsageError(
+                f"the config's relative_attention_max_distance is {furthest}; supported with its {n_buckets} "
+                f"relative_attention_num_buckets: more than {n_buckets // 2}, which fill these, and at most "
+                f"{_FURTHEST}."
+            )
+        if n_buckets > _MAX_BUCKETS:
+            raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MAX_BUCKETS}.")
+        return sizes
 
-# What differs where a config is silent.
-_MODEL_TYPES: dict[str, dict[str, Any]] = {
-    "t5": {},  # T5 1.1, Flan-T5 and byT5 too
-    "mt5": {"activation": "gated-gelu", "tie_word_embeddings": False},
-}
+    def sites(self) -> Iterator[Site]:
+        """In the order of the forward pass."""
+        d = self.hidden_size
+        yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", is_input=True)
+        yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", is_input=True)
+        for stack, count, parts in self.stacks:
+            yield from (site for i in range(count) for site in self._layer_sites(stack, i, parts))
+            norm = f"{stack}.final_layer_norm"
+            yield Site(f"{stack}.{Role.STACK_OUTPUT}", Role.STACK_OUTPUT, None, d, d, norm, norm)
+        yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+        yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, self.vocab_size, reads="lm_head")
 
+    def _layer_sites(self, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
+        d, inner, f, name = self.hidden_size, self.inner, self.intermediate_size, f"{stack}.layer.{i}."
+        below = "decoder.embeddings" if stack == "decoder" else "word_embeddings"
+        added = f"{stack}.layer.{i - 1}.layer_output" if i else below  # to a sub-layer's output, in the graph
 
-def _sizes_of(config: Mapping[str, Any]) -> _Sizes:
-    silent = {**_MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
-    silent["decoder_start_token_id"] = config.get("pad_token_id", _Sizes.pad_token_id)
-    sizes = read_sizes(_Sizes, config, silent, _KEYS)
-    require_known("feed_forward_proj", sizes.activation, ("relu", "gelu", "gated-gelu", "gated-relu"))
-    n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
-    if not n_buckets // 2 < furthest <= _FURTHEST:
-        raise UsageError(
-            f"the config's relative_attention_max_distance is {furthest}; supported with its {n_buckets} "
-            f"relative_attention_num_buckets: more than {n_buckets // 2}, which fill these, and at most {_FURTHEST}."
-        )
-    if n_buckets > _MAX_BUCKETS:
-        raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MAX_BUCKETS}.")
-    return sizes
+        def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
+            sums = {"residual": residual, "added": added} if residual else {}
+            return Site(name + role, role, i, *widths, module, **{"reads": module, **sums, **more})
 
-
-def _sites_of(sizes: _Sizes) -> Iterator[Site]:
-    d = sizes.hidden_size
-    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", is_input=True)
-    yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", is_input=True)
-    for stack, count, parts in sizes.stacks:
-        yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
-        norm = f"{stack}.final_layer_norm"
-        yield Site(f"{stack}.{Role.STACK_OUTPUT}", Role.STACK_OUTPUT, None, d, d, norm, norm)
-    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
-    yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
-
-
-def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
-    d, inner, f, name = sizes.hidden_size, sizes.inner, sizes.intermediate_size, f"{stack}.layer.{i}."
-    added = "decoder.embeddings" if stack == "decoder" else "word_embeddings"  # to a sub-layer's output, in the graph
-    added = f"{stack}.layer.{i - 1}.layer_output" if i else added
-
-    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
-        sums = {"residual": residual, "added": added} if residual else {}
-        return Site(name + role, role, i, *widths, module, **{"reads": module, **sums, **more})
-
-    for part, place in parts.items():
-        around = f"{stack}.block.{i}.{place}"
-        within = f"{around}.{part}."
-        if part == "DenseReluDense":
-            yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
-            first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
-            for role, up in zip(first, sizes.up, strict=True):
-                yield at(role, within + up, (d, f), input=name + Role.FFN_NORM)
-            yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
-            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around, input=name + Role.FFN_ACTIVATION)
-            yield at(Role.LAYER_OUTPUT, around, (d, d))
-        else:
-            cross = "cross_" if part == "EncDecAttention" else ""
-            norm, output = Role(cross + Role.ATTENTION_NORM), Role(cross + Role.ATTENTION_OUTPUT)
-            yield at(norm, f"{around}.layer_norm", (d, d))
-            for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
-                read = "encoder.output" if cross and role is not Role.QUERY else name + norm
-                yield at(Role(cross + role), within + linear, (d, inner), input=read)
-            yield at(output, within + "o", (inner, d), around, input=f"{name}{cross}context")
-            added = f"{name}{output}.sum"
+        for part, place in parts.items():
+            around = f"{stack}.block.{i}.{place}"
+            within = f"{around}.{part}."
+            if part == "DenseReluDense":
+                yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
+                first = (Role.FFN_UP,) if len(self.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
+                for role, up in zip(first, self.up, strict=True):
+                    yield at(role, within + up, (d, f), input=name + Role.FFN_NORM)
+                yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
+                yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around, input=name + Role.FFN_ACTIVATION)
+                yield at(Role.LAYER_OUTPUT, around, (d, d))
+            else:
+                cross = "cross_" if part == "EncDecAttention" else ""
+                norm, output = Role(cross + Role.ATTENTION_NORM), Role(cross + Role.ATTENTION_OUTPUT)
+                yield at(norm, f"{around}.layer_norm", (d, d))
+                for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
+                    read = "encoder.output" if cross and role is not Role.QUERY else name + norm
+                    yield at(Role(cross + role), within + linear, (d, inner), input=read)
+                yield at(output, within + "o", (inner, d), around, input=f"{name}{cross}context")
+                added = f"{name}{output}.sum"
 
 
 class _Builder(text.TextBuilder):
@@ -211,11 +211,8 @@ class _Builder(text.TextBuilder):
         bias = self._bias("decoder", back, both_ways=False)
 
         def attend_itself(i: int, query: str, *new: str, output: str) -> str:
-            known = []
-            for value, past, present in zip(new, text.caches(text.PAST, i), text.caches(text.PRESENT, i), strict=True):
-                kept = op("Gather", past, text.ORDER)  # (N, h, L, i / h)
-                known.append(op("Concat", kept, self._heads(value, ints(1)), axis=2, output=present))
-            return self._attend(query, [*known, bias], ints(1), output)
+            one = ints(1)
+            return self._attend(query, [*self._grown(i, *new), bias], one, output)
 
         attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self.depth)]
         return self._stepped(self._decoder(hidden, beams, attend_itself, lambda i: attended[i]))
@@ -326,8 +323,8 @@ class T5(Family):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
-        sizes = _sizes_of(config)
-        sites, d = tuple(_sites_of(sizes)), sizes.hidden_size
+        sizes = _Sizes.read(config)
+        sites, d = tuple(sizes.sites()), sizes.hidden_size
         linear = {s.reads: (s.out_features, s.in_features) for s in sites if s.role in (*LINEAR_ROLES, *_CROSS)}
         before = [site.module for site in sites if site.role.endswith("_norm")]
         norms = (*before, *(site.module for site in sites if site.role is Role.STACK_OUTPUT))

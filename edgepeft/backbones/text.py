@@ -98,6 +98,15 @@ class TextBuilder(ABC):
         """The table that the output is multiplied by."""
         return self.emit.weight(OUTPUT_LAYER if OUTPUT_LAYER in self.arch.tensors else self.arch.words)
 
+    def _grown(self, layer: int, *new: str) -> list[str]:
+        """Keys and values of a step's tokens, (N, h e), behind those of their texts: (N, h, L + 1, e) each."""
+        op, grown = self.emit.op, list[str]()
+        for value, past, present in zip(new, caches(PAST, layer), caches(PRESENT, layer), strict=True):
+            kept = op("Gather", past, ORDER)  # (N, h, L, e)
+            one = op("Reshape", value, self.emit.ints(-1, self.heads, 1, self.width))
+            grown.append(op("Concat", kept, one, axis=2, output=present))
+        return grown
+
     def _logits(self, hidden: str) -> str:
         """(., d) -> (., v)."""
         return self.emit.op("Gemm", hidden, self.words(), transB=1, output=Role.POOLED_LABELS)

@@ -104,8 +104,16 @@ class TextEncoder:
             own, fits = int(second or sizes[1] > sizes[0]), len(encoding.ids) <= max_length
             room = max_length - len(encoding.ids) + sizes[own]
             if room <= overlap and (second or not fits):
-                name, kept = names[i] if names else f"row {i}", None if texts[i].second is None else sizes[1 - own]
-                raise DataError(_no_room(name, kept, room, (max_length, overlap), second))
+                name, left, kept = names[i] if names else f"row {i}", max(0, room), sizes[1 - own]
+                if texts[i].second is None:
+                    read = f"a window of {max_length} tokens reads {left} of a text"
+                    raise DataError(f"{name}: {read}, and shares {overlap} with the next.")
+                parts = ("question", "passage") if second else ("shorter text", "longer one")
+                instead = "ask in fewer words, or train with" if second else "shorten it, or train with --long cut or"
+                raise DataError(
+                    f"{name}: the {parts[0]}'s {kept} tokens leave {left} of {max_length} for the {parts[1]}, and a "
+                    f"window of it needs more than {overlap}; {instead} a greater --max-length."
+                )
             if not fits:
                 divided[("only_first", "only_second")[own]].append(i)
         for strategy, chosen in divided.items():
@@ -150,20 +158,6 @@ class TextEncoder:
 def text_encoder(path: Path, architecture: Architecture) -> TextEncoder:
     """Open the tokenizer of a backbone; a decoder-only one keeps the ends of texts."""
     return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end=architecture.decoder_only)
-
-
-def _no_room(name: str, kept: int | None, room: int, of: tuple[int, int], second: bool) -> str:
-    """``kept`` are the tokens of the part of a pair that stands in every window."""
-    max_length, overlap = of
-    if kept is None:
-        read = f"a window of {max_length} tokens reads {max(0, room)} of a text"
-        return f"{name}: {read}, and shares {overlap} with the next."
-    parts = ("question", "passage") if second else ("shorter text", "longer one")
-    instead = "ask in fewer words, or train with" if second else "shorten it, or train with --long cut or"
-    return (
-        f"{name}: the {parts[0]}'s {kept} tokens leave {max(0, room)} of {max_length} for the {parts[1]}, and a window "
-        f"of it needs more than {overlap}; {instead} a greater --max-length."
-    )
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:

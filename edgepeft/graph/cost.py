@@ -97,7 +97,17 @@ def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec])
             flops = _flops(node, specs)
             if node.op_type not in _PRODUCTS and node.op_type not in PER_ELEMENT:
                 unknown.add(node.op_type)
-        works.append(_work(node, specs, kind, flops, weights))
+        name = node.name or node.output[0]
+        if kind is OperatorClass.NONE:
+            works.append(Work(name, node.op_type, kind, 0, 0, 0))
+            continue
+        written = sum(specs[output].n_bytes for output in node.output if output)
+        sizes = [(given, weights.get(given, specs[given].n_bytes)) for given in node.input if given]
+        if node.op_type in _PICKS:
+            sizes[0] = (sizes[0][0], min(sizes[0][1], written))
+        read = sum(n_bytes for _, n_bytes in sizes)
+        own = sum(n_bytes for given, n_bytes in sizes if given in weights)
+        works.append(Work(name, node.op_type, kind, flops, read, written, own))
     return Costs(tuple(works), tuple(sorted(unknown)))
 
 
@@ -144,21 +154,6 @@ def _flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
     if not _FLOATS.intersection(involved):
         return 0
     return PER_ELEMENT.get(op, 0) * math.prod(first if op in _REDUCTIONS else output)
-
-
-def _work(
-    node: onnx.NodeProto, specs: Mapping[str, Spec], kind: OperatorClass, flops: int, weights: Mapping[str, int]
-) -> Work:
-    name = node.name or node.output[0]
-    if kind is OperatorClass.NONE:
-        return Work(name, node.op_type, kind, 0, 0, 0)
-    written = sum(specs[output].n_bytes for output in node.output if output)
-    inputs = [(given, weights.get(given, specs[given].n_bytes)) for given in node.input if given]
-    if node.op_type in _PICKS:
-        inputs[0] = (inputs[0][0], min(inputs[0][1], written))
-    read = sum(n_bytes for _, n_bytes in inputs)
-    own = sum(n_bytes for given, n_bytes in inputs if given in weights)
-    return Work(name, node.op_type, kind, flops, read, written, own)
 
 
 _FLOAT_PRODUCTS = {"Gemm", "MatMul"}

@@ -96,7 +96,12 @@ def add_generated(
     if not wanted:
         return
     generator = generator_of(delta)
-    given = {name: _parameter(delta, name) for name in (generator.vector, generator.scales)}
+    given = dict[str, Floats]()
+    for name in (generator.vector, generator.scales):
+        value = constant(delta.graph, name)
+        if value is None or value.dtype != np.float32 or value.ndim != 1 or not value.size:
+            raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")
+        given[name] = value
     published = checkpoint.as_published.tensors
     shapes = {name: published[without_prefix(name)[1]].shape for name in wanted}
     if _FLOAT_BYTES * sum(map(math.prod, shapes.values())) >= emit.MAX_INLINE_BYTES:
@@ -117,14 +122,6 @@ def add_generated(
 def generator_of(delta: onnx.ModelProto) -> Generator:
     """Read the recipe for tensors that a delta graph leaves to its loader."""
     return _recipe_of(delta, RECIPE, Generator)
-
-
-def _parameter(delta: onnx.ModelProto, name: str) -> Floats:
-    """A float vector that the graph carries."""
-    value = constant(delta.graph, name)
-    if value is None or value.dtype != np.float32 or value.ndim != 1 or not value.size:
-        raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")
-    return value
 
 
 class _DrawnRecipe(BaseModel):

@@ -21,7 +21,6 @@ Letters: N texts, L tokens of the longest before this step, S tokens of each, h 
 width, C places of a buffer.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,16 +80,44 @@ def in_place(decoder: onnx.ModelProto) -> InPlace | None:
     Of the backbone's ``PACKED_INDICES`` those alone are inputs that a task's nodes read.
     """
     reader, model = Reader(decoder.graph), copied(decoder)
+    graph = model.graph
     try:
         layers = [reader.attention(i) for i in range(n_layers(decoder.graph))]
         kinds = list(dict.fromkeys(layer.frequencies for layer in layers))
         frequencies = tuple(reader.constant(name).astype(np.float32) for name in kinds)
         hidden = reader.up(Role.POOLED_LABELS, "Gemm").input[0]
-        if not layers or any(layer.heads[2] % _WIDTHS for layer in layers):
-            return None
-        _write(model.graph, layers, kinds, hidden)
     except OtherForm:
         return None
+    if not layers or any(layer.heads[2] % _WIDTHS for layer in layers):
+        return None
+    presents = [caches(PRESENT, i) for i in range(len(layers))]
+    gone = {layer.context for layer in layers} | {name for pair in presents for name in pair}
+    gone |= {CACHED, *PACKED_INDICES.values()}
+    add, shapes = Writer("known."), dict[int, str]()
+    add.op("Shape", PLACE, output=TEXTS)
+    total = add.op("Add", add.op("ReduceMax", PLACE, keepdims=0), add.number(1, np.int32))
+    for i, layer in enumerate(layers):  # one node in the place of each layer's attention
+        k, g, e = layer.heads
+        rows = []  # (N, S, heads e)
+        for part, heads in (("query", k * g), ("key", k), ("value", k)):
+            if heads not in shapes:
+                shapes[heads] = add.op("Concat", TEXTS, add.ints(-1, heads * e), axis=0)
+            rows.append(add.op("Reshape", getattr(layer, part), shapes[heads], output=f"{layer.context}/{part}"))
+        read = [*rows, *caches(PAST, i), PLACE, total, *tables(kinds.index(layer.frequencies))]
+        how: dict[str, Any] = {"num_heads": k * g, "kv_num_heads": k, "do_rotary": 1, "scale": layer.scale}
+        result = f"{layer.context}/rows"
+        attend = helper.make_node("GroupQueryAttention", read, [result, *presents[i]], result, domain=CONTRIB, **how)
+        add.nodes.append(attend)
+        add.op("Reshape", result, add.ints(-1, k * g * e), output=layer.context)
+    replace(graph.node, [node for node in graph.node if gone.isdisjoint(node.output)])
+    add.add_to(graph)
+    _take_buffers(graph, len(kinds))
+    prune(graph)
+    if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):
+        return None
+    prune(graph)
+    unread = {*PACKED_INDICES.values()}.difference(name for node in graph.node for name in reads(node))
+    replace(graph.input, [value for value in graph.input if value.name not in unread])
     use_contrib(model)
     return InPlace(model, frequencies)
 
@@ -173,38 +200,6 @@ class Reader:
             (node,) = found
             value = node.output[0]
         return node
-
-
-def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[str], hidden: str) -> None:
-    """Put one node in the place of each layer's attention; the output's product reads ``hidden``."""
-    presents = [caches(PRESENT, i) for i in range(len(layers))]
-    gone = {layer.context for layer in layers} | {name for pair in presents for name in pair}
-    gone |= {CACHED, *PACKED_INDICES.values()}
-    add, shapes = Writer("known."), dict[int, str]()
-    add.op("Shape", PLACE, output=TEXTS)
-    total = add.op("Add", add.op("ReduceMax", PLACE, keepdims=0), add.number(1, np.int32))
-    for i, layer in enumerate(layers):
-        k, g, e = layer.heads
-        rows = []  # (N, S, heads e)
-        for part, heads in (("query", k * g), ("key", k), ("value", k)):
-            if heads not in shapes:
-                shapes[heads] = add.op("Concat", TEXTS, add.ints(-1, heads * e), axis=0)
-            rows.append(add.op("Reshape", getattr(layer, part), shapes[heads], output=f"{layer.context}/{part}"))
-        read = [*rows, *caches(PAST, i), PLACE, total, *tables(kinds.index(layer.frequencies))]
-        how: dict[str, Any] = {"num_heads": k * g, "kv_num_heads": k, "do_rotary": 1, "scale": layer.scale}
-        result = f"{layer.context}/rows"
-        attend = helper.make_node("GroupQueryAttention", read, [result, *presents[i]], result, domain=CONTRIB, **how)
-        add.nodes.append(attend)
-        add.op("Reshape", result, add.ints(-1, k * g * e), output=layer.context)
-    replace(graph.node, [node for node in graph.node if gone.isdisjoint(node.output)])
-    add.add_to(graph)
-    _take_buffers(graph, len(kinds))
-    prune(graph)
-    if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):
-        raise OtherForm
-    prune(graph)
-    unread = {*PACKED_INDICES.values()}.difference(name for node in graph.node for name in reads(node))
-    replace(graph.input, [value for value in graph.input if value.name not in unread])
 
 
 def _of_last_rows(graph: onnx.GraphProto, cut: str) -> bool:

@@ -141,7 +141,16 @@ def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
         if not 0 < sum(len(feeds[value.update.a]) for value in found if value.update) <= _MAX_ROWS:
             continue
         a, b, whole = (f"delta/{node.output[0]}/{part}" for part in ("A", "B", "whole"))
-        values[a], values[b] = _matrices(found, feeds)
+        updates = [value.update for value in found if value.update]
+        values[a] = np.concatenate([np.float32(update.factor) * feeds[update.a] for update in updates])  # [sum r, K]
+        values[b] = np.zeros((sum(value.width for value in found), len(values[a])), np.float32)  # [sum width, sum r]
+        row = column = 0
+        for value in found:
+            if value.update:
+                own = feeds[value.update.b]
+                values[b][row : row + value.width, column : column + own.shape[1]] = own
+                column += own.shape[1]
+            row += value.width
         sides.op("Concat", *(value.product.output[0] for value in found), output=whole, axis=-1)
         update = sides.op("Gemm", sides.op("Gemm", found[0].product.input[0], a, transB=1), b, transB=1)
         sides.take(node, sides.op("Add", whole, update), sum(value.width for value in found))
@@ -156,19 +165,6 @@ def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
     replace(graph.input, kept)
     graph.input.extend(floats(name, values[name].shape) for name in made)
     return StructuredTask(model, values)
-
-
-def _matrices(found: Sequence[_Value], feeds: Feeds) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A [sum r, K] and B [sum width, sum r]."""
-    a = [np.float32(value.update.factor) * feeds[value.update.a] for value in found if value.update]
-    joined, rows, columns = np.zeros((sum(value.width for value in found), sum(map(len, a))), np.float32), 0, 0
-    for value in found:
-        if value.update:
-            b = feeds[value.update.b]
-            joined[rows : rows + value.width, columns : columns + b.shape[1]] = b
-            columns += b.shape[1]
-        rows += value.width
-    return np.concatenate(a), joined
 
 
 class _SideBySide(Writer):

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import PackedIndex, Role
-from edgepeft.backbones.positions import LONGER
+from edgepeft.backbones.packing import LONGER
 from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract, all_used, gives_logits, standard, well_formed
 from edgepeft.graph.names import LOGITS, without_prefix

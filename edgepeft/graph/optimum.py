@@ -33,7 +33,7 @@ from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, LOGITS, ORDE
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract, all_used, standard, weights_outside, well_formed
 from edgepeft.graph.cut import above, below, prune, rename_values
-from edgepeft.graph.in_place import Attention, OtherForm, Reader, n_layers
+from edgepeft.graph.in_place import OtherForm, Reader, n_layers
 from edgepeft.graph.names import STATES, adapted
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, integers, replace, set_aside, writers
 
@@ -181,8 +181,18 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     )
     add.op("Reshape", "causal/logits", words, output=LOGITS)
     bias = _mask(add)
-    for i, layer in enumerate(layers):
-        _attention(add, i, layer, (queries, keys, bias))
+    for i, layer in enumerate(layers):  # attention in place of the step's own
+        read = []  # (B, k, 1, L + S, e)
+        names = zip((layer.turned[1], layer.value), _known(f"past_key_values.{i}"), _known(f"present.{i}"), strict=True)
+        for value, past, present in names:
+            new = add.op("Transpose", add.op("Reshape", value, keys), perm=[0, 2, 1, 3])
+            read.append(add.op("Unsqueeze", add.op("Concat", past, new, output=present, axis=2), add.ints(2)))
+        query = add.op("Reshape", layer.turned[0], queries)
+        query = add.op("Transpose", query, perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
+        scores = add.op("MatMul", query, add.op("Transpose", read[0], perm=[0, 1, 2, 4, 3]))
+        heads = add.op("MatMul", add.op("Softmax", add.op("Add", scores, bias), axis=-1), read[1])
+        rows = add.op("Transpose", heads, perm=[0, 3, 1, 2, 4])
+        add.op("Reshape", rows, add.ints(-1, k * g * e), output=layer.context)
     add.add_to(graph)
     shapes = {INPUT_IDS: ("batch", "sequence"), MASK: ("batch", "total_sequence"), PLACES: ("batch", "sequence")}
     pasts, presents = (
@@ -206,20 +216,6 @@ def _mask(add: Writer) -> str:
     unseen = add.op("Or", later, add.op("Unsqueeze", padding, add.ints(1)))  # (B, S, L + S)
     shown, hidden = add.number(0, np.float32), add.number(float(np.finfo(np.float32).min), np.float32)
     return add.op("Unsqueeze", add.op("Where", unseen, hidden, shown), add.ints(1, 2))
-
-
-def _attention(add: Writer, i: int, layer: Attention, shared: tuple[str, str, str]) -> None:
-    """A layer's attention, in place of the step's own; ``shared`` are shapes of queries and keys, and the mask."""
-    op, (shape_of_queries, shape_of_keys, bias) = add.op, shared
-    (k, g, e), pasts, presents = layer.heads, _known(f"past_key_values.{i}"), _known(f"present.{i}")
-    read = []  # (B, k, 1, L + S, e)
-    for value, past, present in zip((layer.turned[1], layer.value), pasts, presents, strict=True):
-        new = op("Transpose", op("Reshape", value, shape_of_keys), perm=[0, 2, 1, 3])
-        read.append(op("Unsqueeze", op("Concat", past, new, output=present, axis=2), add.ints(2)))
-    queries = op("Transpose", op("Reshape", layer.turned[0], shape_of_queries), perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
-    scores = op("MatMul", queries, op("Transpose", read[0], perm=[0, 1, 2, 4, 3]))
-    heads = op("MatMul", op("Softmax", op("Add", scores, bias), axis=-1), read[1])
-    op("Reshape", op("Transpose", heads, perm=[0, 3, 1, 2, 4]), add.ints(-1, k * g * e), output=layer.context)
 
 
 def _known(of: str) -> tuple[str, str]:

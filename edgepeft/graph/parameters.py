@@ -63,7 +63,13 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
     rest = [tensor for tensor in graph.initializer if tensor.name not in own]
     rest += [numpy_helper.from_array(value, name) for name, value in values.items() if name not in fed]
     new = helper.make_graph(kept, graph.name, graph.input, graph.output, rest)
-    free = _dimensions_of_outputs(new, fed)
+    free: dict[tuple[str, int], str] = {}
+    # The head's last ``Gemm(_, weight [outputs, d]) + bias [outputs]`` fits any number of outputs.
+    head = matched(new.output[0].name, writers(new), "Add", "Gemm") if len(new.output) == 1 else []
+    if head and attributes(head[1]).get("transB") == 1:
+        weight, bias, times = head[1].input[1], head[0].input[1], values_read(new)
+        if {weight, bias} <= set(fed) and times[weight] + times[bias] == 2:
+            free = {(weight, 0): "outputs", (bias, 0): "outputs"}
     for name in sorted(fed):
         shape = [free.get((name, axis), extent) for axis, extent in enumerate(fed[name].shape)]
         new.input.append(floats(name, shape))
@@ -123,14 +129,3 @@ def _changes_the_backbone(graph: onnx.GraphProto, own: set[str], nodes: Sequence
             if not ours.issuperset(node.input) and not ours.isdisjoint(node.input):
                 return True
     return False
-
-
-def _dimensions_of_outputs(graph: onnx.GraphProto, fed: Values) -> dict[tuple[str, int], str]:
-    """The head's last ``Gemm(_, weight [outputs, d]) + bias [outputs]`` fits any number of outputs."""
-    found = matched(graph.output[0].name, writers(graph), "Add", "Gemm")
-    if not found or len(graph.output) != 1 or attributes(found[1]).get("transB") != 1:
-        return {}
-    weight, bias, times = found[1].input[1], found[0].input[1], values_read(graph)
-    if not {weight, bias} <= set(fed) or times[weight] + times[bias] != 2:
-        return {}
-    return {(weight, 0): "outputs", (bias, 0): "outputs"}

@@ -1,4 +1,4 @@
-"""Passes: a backbone's projections in 8-bit integers, its word embeddings as 8-bit rows (dynamic quantisation).
+"""Passes: a backbone's projections in 8-bit integers, its word embeddings as 8-bit rows, and ONNX Runtime's products.
 
 Per output channel c of a matrix W [out, in], symmetric (Jacob et al., 2018, arXiv:1712.05877, eq. 1 with Z = 0):
 
@@ -18,6 +18,16 @@ one, and W's columns divided by them, so that a step of 1 serves every row and n
     x W^T = scale * (round(x v) (W / v)8^T)
 
 The weights file holds ``Quantised`` tensors for these, and every other tensor as it was.  Standard operators only.
+
+``lower_integers``, when a session opens: each row t of x is divided by its largest magnitude before it becomes bytes,
+so that one constant step serves all rows, and the product is multiplied by it again:
+
+    m[t] = max |x[t]|        x8[t] = round(127 x[t] / m[t])        x[t] W^T = m[t] (scale / 127) * (x8[t] W8^T)
+
+``QuantizeLinear`` with one step is many times as fast as with one a row, and ``MatMulIntegerToFloat`` needs no fusion.
+Past Gelu x8 = round(223 x[t] / m[t]) + 32 with m[t] = max(max x[t], 1.2): a finer step, and nothing negative is cut.
+Where the step is fixed the bytes are those of the stored graph, one factor of all channels as the step, and the product
+adds the bias.  A row's result depends on no other row, as before.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,7 +40,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
-from edgepeft.backbones.emit import external_tensor
+from edgepeft.backbones.emit import Writer, external_tensor
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import (
     Contract,
@@ -42,8 +52,22 @@ from edgepeft.graph.contract import (
     weights_outside,
     well_formed,
 )
+from edgepeft.graph.cut import prune
 from edgepeft.graph.grouped import GROUP, OPSET, ZEROS, in_eight_bits, in_four_bits, rows_of_groups, unpacking
-from edgepeft.graph.protos import ancestors, copied, external_tensors, matched, put, replace, values_read, writers
+from edgepeft.graph.protos import (
+    CONTRIB,
+    ancestors,
+    constant,
+    copied,
+    either_way,
+    external_tensors,
+    matched,
+    put,
+    replace,
+    use_contrib,
+    values_read,
+    writers,
+)
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
@@ -51,6 +75,8 @@ _MIN_TABLE_ROWS = 1024
 # zx, of 255: below it what is negative, above it what is positive.  Gelu's least value is -0.17.
 _MIDDLE, _PAST_ACTIVATION = 128, 16
 _ACTIVATIONS = {"Gelu", "Relu"}
+_LOWERED = 32  # the byte of 0 past Gelu, lowered
+_LEAST = 0.17 * (255 - _LOWERED) / _LOWERED  # m there
 _UNIT_STEP = "unit_step"
 _NODE = helper.make_node  # inner nodes have no names: the graph stays under 200 kB
 
@@ -99,7 +125,9 @@ def quantised_tensors(
         if name in factors and name not in tables:
             values = values / factors[name]
             stored_tensors[stored.columns] = factors[name]
-        integers, stored_tensors[stored.scale] = _rounded(values, name)
+        largest = np.abs(_finite(values, name)).max(axis=1)
+        scale = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1)).astype(np.float32)  # [rows]
+        stored_tensors[stored.scale], integers = scale, np.rint(values / scale[:, None]).astype(np.int8)
         form = stored.table if name in tables else stored.matrix
         stored_tensors[form] = integers if name in tables else np.ascontiguousarray(integers.T)
     return stored_tensors
@@ -127,14 +155,21 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
             source = node.input[0]
             zero = _PAST_ACTIVATION if source in activations else _MIDDLE
             fixed = stored.columns in known
-            if (source, fixed) not in shared:
-                nodes += _fixed_rows(source, stored) if fixed else _quantised_rows(source, zero)
+            if (source, fixed) not in shared and fixed:  # bytes [T, in], of which 128 is 0
+                scaled, bytes_ = f"{source}:times_columns", f"{source}:bytes"
+                nodes.append(_NODE("Mul", [source, stored.columns], [scaled], name=scaled))
+                nodes.append(_NODE("QuantizeLinear", [scaled, _UNIT_STEP, f"zero_point_{_MIDDLE}"], [bytes_]))
+            elif (source, fixed) not in shared:
+                nodes += _quantised_rows(source, zero)
             shared.add((source, fixed))
             if stored.table in known:  # of words, which are looked up too; transposed once, at load
                 nodes.append(_NODE("Transpose", [stored.table], [stored.matrix], perm=[1, 0]))
             nodes += _product(source, stored, result, zero, fixed=fixed)
-        elif node.op_type == "Gather" and Quantised(node.input[0]).table in known:
-            nodes += _lookup(Quantised(node.input[0]), node.input[1], result)
+        elif node.op_type == "Gather" and Quantised(node.input[0]).table in known:  # (T) -> (T, d)
+            table, integers, scale = Quantised(node.input[0]), f"{result}:int8", f"{result}:scale"
+            nodes.append(_NODE("Gather", [table.table, node.input[1]], [integers]))
+            nodes.append(_NODE("Gather", [table.scale, node.input[1]], [scale]))
+            nodes.append(_NODE("DequantizeLinear", [integers, scale], [result], name=result, axis=0))
         elif node.op_type == "Gather" and Quantised(node.input[0]).bytes in known:
             nodes += rows_of_groups(Quantised(node.input[0]), node.input[1], result)
         else:
@@ -215,6 +250,44 @@ def integer_products(graph: onnx.GraphProto) -> Iterator[IntegerProduct]:
             yield product
 
 
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
+def lower_integers(model: onnx.ModelProto) -> bool:
+    """Rewrite a spliced graph's products in integers; returns whether it has any."""
+    graph, writer, add = model.graph, writers(model.graph), Writer("lowered.")
+    vectors, times = {each.name for each in graph.initializer if len(each.dims) == 1}, values_read(graph)
+    sums = [(node.output[0], *pair) for node in graph.node if node.op_type == "Add" for pair in either_way(node)]
+    biases = {value: (total, bias) for total, value, bias in sums if bias in vectors and times[value] == 1}
+    rows: dict[str, tuple[str, str]] = {}  # of x [T, in]: bytes, and the largest of each row [T, 1]
+    for x, matrix, scale, y, rounded in integer_products(graph):
+        if rounded is not None:
+            # Where all channels were multiplied by one factor, its reciprocal is the step.
+            factor = constant(graph, writer[x].input[1]) if x in writer and writer[x].op_type == "Mul" else None
+            if factor is not None and factor.shape == (1,) and f"{x}/step" not in add.initializers:
+                step = add.constant(f"{x}/step", 1 / factor[0], np.float32)
+                add.op("QuantizeLinear", writer[x].input[0], step, add.number(_MIDDLE, np.uint8), output=rounded)
+            total, bias = biases.get(y, (y, ""))
+            inputs = [rounded, matrix, add.number(1, np.float32), scale, add.number(_MIDDLE, np.uint8), "", bias]
+            add.op("MatMulIntegerToFloat", *inputs, output=total, domain=CONTRIB)
+            continue
+        past_gelu = x in writer and writer[x].op_type == "Gelu"
+        middle = _LOWERED if past_gelu else _MIDDLE
+        step, zero = add.number(1 / (255 - middle), np.float32), add.number(middle, np.uint8)
+        if x not in rows:
+            largest = add.op("ReduceMax", x if past_gelu else add.op("Abs", x), "last_axis")
+            largest = add.op("Max", largest, add.number(_LEAST, np.float32)) if past_gelu else largest
+            # Of a row of zeros x / m is no number; what bytes it becomes is all one: its product is times m = 0.
+            rows[x] = add.op("QuantizeLinear", add.op("Div", x, largest), step, zero), largest
+        of_unit = add.op("MatMulIntegerToFloat", rows[x][0], matrix, step, scale, zero, domain=CONTRIB)
+        add.op("Mul", of_unit, rows[x][1], output=y)
+    if not add.nodes:
+        return False
+    put(graph, add.nodes)
+    graph.initializer.extend(add.initializers.values())
+    prune(graph)
+    use_contrib(model)
+    return True
+
+
 def _integer_product(y: str, writer: Mapping[str, onnx.NodeProto]) -> IntegerProduct | None:
     fixed = matched(y, writer, "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
     if fixed and fixed[-1].input[1] == _UNIT_STEP:
@@ -248,13 +321,6 @@ def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Itera
 
 def _is_projection(node: onnx.NodeProto) -> bool:
     return node.op_type == "Gemm" and len(node.input) == 2
-
-
-def _rounded(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Int8 [rows, d] and float32 [rows]; a row of zeros has scale 1."""
-    largest = np.abs(_finite(values, name)).max(axis=1)
-    scale = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1)).astype(np.float32)
-    return np.rint(values / scale[:, None]).astype(np.int8), scale
 
 
 def _finite(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
@@ -305,21 +371,3 @@ def _product(x: str, stored: Quantised, output: str, zero: int, *, fixed: bool =
     yield _NODE("Mul", [f"{x}:one", stored.scale], [scale])
     yield _NODE("Mul", [floats, scale], [product])
     yield _NODE("Mul", [product, f"{x}:scales"], [output], name=output)
-
-
-def _fixed_rows(x: str, stored: Quantised) -> list[onnx.NodeProto]:
-    """Bytes [T, in], of which 128 is 0."""
-    return [
-        _NODE("Mul", [x, stored.columns], [f"{x}:times_columns"], name=f"{x}:times_columns"),
-        _NODE("QuantizeLinear", [f"{x}:times_columns", _UNIT_STEP, f"zero_point_{_MIDDLE}"], [f"{x}:bytes"]),
-    ]
-
-
-def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
-    """(T) -> (T, d)."""
-    integers, scale = f"{output}:int8", f"{output}:scale"
-    return [
-        _NODE("Gather", [stored.table, index], [integers]),
-        _NODE("Gather", [stored.scale, index], [scale]),
-        _NODE("DequantizeLinear", [integers, scale], [output], name=output, axis=0),
-    ]

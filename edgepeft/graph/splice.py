@@ -93,7 +93,21 @@ def splice_text(
     """
     if any(output.name == LOGITS for output in delta.graph.output):
         raise BundleError(f"the delta graph has {LOGITS}; a task that writes text has none of its own.")
-    parts = [_part(delta, model.graph, bindings, checkpoint) for model in (encoder, decoder)]
+    parts = []
+    for graph in (encoder.graph, decoder.graph):  # of the delta what is about one of them
+        values = {name for node in graph.node for name in node.output}
+        stored = {initializer.name for initializer in graph.initializer}
+        part, outputs = copied(delta), list[onnx.ValueInfoProto]()
+        for output in delta.graph.output:
+            kind, name = without_prefix(output.name)
+            if kind == "override":
+                is_here = checkpoint.holds(name) and not stored.isdisjoint(checkpoint.parts(name))
+            else:
+                is_here = _value_of(name, bindings) in values
+            outputs += [output] if is_here else []
+        replace(part.graph.output, outputs)
+        prune_with_inputs(part.graph)
+        parts.append(part)
     taken = {output.name for part in parts for output in part.graph.output}
     for output in delta.graph.output:
         if output.name not in taken:
@@ -103,25 +117,6 @@ def splice_text(
         for model, part in zip((encoder, decoder), parts, strict=True)
     )
     return first, second
-
-
-def _part(
-    delta: onnx.ModelProto, graph: onnx.GraphProto, bindings: Mapping[str, str], checkpoint: Checkpoint
-) -> onnx.ModelProto:
-    """What of a delta graph is about one of two graphs."""
-    values = {name for node in graph.node for name in node.output}
-    stored = {initializer.name for initializer in graph.initializer}
-
-    def is_here(output: str) -> bool:
-        kind, name = without_prefix(output)
-        if kind == "override":
-            return checkpoint.holds(name) and not stored.isdisjoint(checkpoint.parts(name))
-        return _value_of(name, bindings) in values
-
-    part = copied(delta)
-    replace(part.graph.output, [output for output in delta.graph.output if is_here(output.name)])
-    prune_with_inputs(part.graph)
-    return part
 
 
 def _joined(

@@ -120,8 +120,16 @@ def check_sound(model: onnx.ModelProto, where: object, weights: str | None = Non
     for tensor in (*model.graph.initializer, *constants):
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             _check_external(tensor, weights, where)
-        else:
-            _check_size(tensor, where)
+            continue
+        # As many values as its shape says, in one field.
+        expected, size = _n_bytes(tensor, where), _ITEM_BITS[tensor.data_type] // 8
+        stored = [len(tensor.raw_data)] if tensor.HasField("raw_data") else []
+        stored += [size * len(values) for name in _TYPED_FIELDS if (values := getattr(tensor, name))]
+        if stored != [expected] and (stored or expected):
+            raise BundleError(
+                f"{where} is damaged: its tensor {tensor.name!r:.60} cannot be read (shape {[*tensor.dims]!s:.80}: "
+                f"{expected} bytes; {sum(stored)} are there)."
+            )
 
 
 @Contract()
@@ -155,15 +163,12 @@ def _structure(model: onnx.ModelProto) -> Iterator[str]:
         if node.domain or node.op_type not in OPERATORS:
             yield f"the operator {f'{node.domain}.{node.op_type}'.lstrip('.')!r:.60}"
         for attribute in node.attribute:
-            if attribute.type not in _ATTRIBUTES or attribute.ref_attr_name or _stray(attribute):
+            # It may carry a graph or a tensor beside what its type says.
+            others = (attribute.graphs, attribute.tensors, attribute.sparse_tensors, attribute.type_protos)
+            stray = any(others) or any(attribute.HasField(name) for name in ("g", "sparse_tensor", "tp"))
+            stray |= attribute.HasField("t") and attribute.type != AttributeProto.TENSOR
+            if attribute.type not in _ATTRIBUTES or attribute.ref_attr_name or stray:
                 yield f"an attribute {attribute.name!r:.60} of another kind than numbers, texts and tensors"
-
-
-def _stray(attribute: AttributeProto) -> bool:
-    """Whether it carries a graph or a tensor beside what its type says."""
-    others = (attribute.graphs, attribute.tensors, attribute.sparse_tensors, attribute.type_protos)
-    single = any(attribute.HasField(name) for name in ("g", "sparse_tensor", "tp"))
-    return single or any(others) or (attribute.HasField("t") and attribute.type != AttributeProto.TENSOR)
 
 
 def _check_external(tensor: TensorProto, weights: str | None, where: object) -> None:
@@ -188,18 +193,6 @@ def _check_external(tensor: TensorProto, weights: str | None, where: object) -> 
         raise BundleError(
             f"{where} is damaged: of its tensor {tensor.name!r:.60} in {weights} one location, offset and length were "
             "expected, and the length of its shape. Do not use it."
-        )
-
-
-def _check_size(tensor: TensorProto, where: object) -> None:
-    """See that a stored tensor has as many values as its shape says, in one field."""
-    expected, size = _n_bytes(tensor, where), _ITEM_BITS[tensor.data_type] // 8
-    stored = [len(tensor.raw_data)] if tensor.HasField("raw_data") else []
-    stored += [size * len(values) for name in _TYPED_FIELDS if (values := getattr(tensor, name))]
-    if stored != [expected] and (stored or expected):
-        raise BundleError(
-            f"{where} is damaged: its tensor {tensor.name!r:.60} cannot be read (shape {[*tensor.dims]!s:.80}: "
-            f"{expected} bytes; {sum(stored)} are there)."
         )
 
 

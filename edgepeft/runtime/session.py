@@ -25,9 +25,9 @@ from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.messages import reason
 from edgepeft.device.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
 from edgepeft.graph.grouped import lower_groups
-from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
+from edgepeft.graph.quantise import lower_integers
 from edgepeft.runtime.inputs import unpacked
 
 if TYPE_CHECKING:

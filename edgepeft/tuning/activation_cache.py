@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.positions import LONGER
+from edgepeft.backbones.packing import LONGER
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.resources import checksum

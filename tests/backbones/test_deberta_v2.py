@@ -18,7 +18,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from edgepeft.backbones.base import Distances, Role
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.deberta_v2 import rows_of_distances
-from edgepeft.backbones.positions import LONGER
+from edgepeft.backbones.packing import LONGER
 from edgepeft.common.errors import UsageError
 
 MODEL_TYPE = "deberta-v2"

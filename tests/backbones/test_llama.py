@@ -166,6 +166,8 @@ def test_a_delta_goes_to_peft_and_comes_back_with_the_same_logits(tiny: Callable
         ({"head_dim": 7}, "pairs"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor as a positive number"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object; found 'yarn'"),
+        ({"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "relu2"}, "supported: silu"),
         ({"eos_token_id": 60}, "beyond its vocabulary"),
         ({"final_logit_softcapping": 30.0}, "not capped"),

@@ -18,7 +18,7 @@ from tiny import SIZES, ragged, randomise
 from edgepeft.backbones.base import Attention, Pooling, Role
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.hooks import load_model
-from edgepeft.backbones.positions import frequencies
+from edgepeft.backbones.packing import frequencies
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import product_flops

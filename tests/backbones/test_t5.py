@@ -24,7 +24,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from edgepeft.backbones.base import Role, family_of
 from edgepeft.backbones.config import config_of
-from edgepeft.backbones.positions import buckets
+from edgepeft.backbones.packing import buckets
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.common.errors import BundleError, UnknownName, UsageError

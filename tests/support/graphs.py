@@ -19,7 +19,7 @@ from tolerance import Exact, exactly
 
 from edgepeft.backbones.base import Architecture, Site, family_of
 from edgepeft.backbones.hooks import load_model
-from edgepeft.backbones.positions import LONGER
+from edgepeft.backbones.packing import LONGER
 from edgepeft.backbones.source import Backbone, open_backbone
 
 

@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.positions import Window
+from edgepeft.backbones.packing import Window
 from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import modules_of
 from edgepeft.graph.protos import ancestors, attributes, constant, reads, writers
@@ -196,32 +196,25 @@ def differentiate(
         if arrived.keys().isdisjoint(node.output):
             continue
         wanted = frozenset(i for i, name in enumerate(node.input) if name in live)
-        if wanted:
-            _visit(node, wanted, known, tape, arrived)
+        if not wanted:
+            continue
+        y, left = node.output[0], set(wanted)
+        if node.op_type not in known or not arrived.keys().isdisjoint(node.output[1:]):
+            what = "" if node.op_type not in known else "'s further results"
+            raise BundleError(
+                f"there is no gradient of {node.op_type}{what} ({node.name or y}), which stands between what is "
+                "trained and the loss."
+            )
+        arrived[y] = [_sum(tape, arrived[y])]
+        for position, gradient in known[node.op_type](Visit(tape, node, arrived[y][0], wanted)):
+            arrived.setdefault(node.input[position], []).append(gradient)
+            left.remove(position)
+        if left:
+            raise BundleError(f"the rule of {node.op_type} gives no gradient of {node.input[min(left)]}.")
     lost = [name for name in tensors if name not in arrived]
     if lost:
         raise BundleError(f"the loss does not depend on {lost[0]}, which is to be trained.")
     return {name: _sum(tape, arrived[name]) for name in tensors}
-
-
-def _visit(
-    node: onnx.NodeProto, wanted: frozenset[int], known: Mapping[str, Rule], tape: Tape, arrived: dict[str, list[str]]
-) -> None:
-    """Hand the gradient of a node's result on to what it reads."""
-    y = node.output[0]
-    if node.op_type not in known or not arrived.keys().isdisjoint(node.output[1:]):
-        what = "" if node.op_type not in known else "'s further results"
-        raise BundleError(
-            f"there is no gradient of {node.op_type}{what} ({node.name or y}), which stands between what is trained "
-            "and the loss."
-        )
-    arrived[y] = [_sum(tape, arrived[y])]
-    left = set(wanted)
-    for position, gradient in known[node.op_type](Visit(tape, node, arrived[y][0], wanted)):
-        arrived.setdefault(node.input[position], []).append(gradient)
-        left.remove(position)
-    if left:
-        raise BundleError(f"the rule of {node.op_type} gives no gradient of {node.input[min(left)]}.")
 
 
 def _sum(tape: Tape, gradients: Iterable[str]) -> str:

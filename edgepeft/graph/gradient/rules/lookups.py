@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.packing import MERGE, REAL, SPLIT
-from edgepeft.backbones.positions import Window
+from edgepeft.backbones.packing import MERGE, REAL, SPLIT, Window
 from edgepeft.graph.gradient.rule import Gradients, Visit, is_fixed, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
@@ -128,27 +127,16 @@ def _scattered(at: Visit, index: str, axis: int) -> str:
     count = tape.shape(whole[axis], of=at.x) if axis == 0 else tape.ints(whole[axis][0])
     one_sign = op("Mod", flat, count)  # an index may count from the end
     shape = [whole[axis], *(whole[other] for other in others)]
-    is_small = is_fixed(whole[axis]) and whole[axis][0] <= _SMALL
-    sums = _few(at, one_sign, rows, whole[axis][0]) if is_small else _many(at, one_sign, rows, (count, width))
+    if is_fixed(whole[axis]) and whole[axis][0] <= _SMALL:
+        places = tape.constant(np.arange(whole[axis][0])[:, None], TensorProto.INT64)
+        looked_up = op("Equal", places, op("Unsqueeze", one_sign, tape.ints(0)))  # (count, n)
+        sums = op("MatMul", op("Cast", looked_up, to=tape.kind(at.y)), rows)
+    else:
+        across, down = (op("Unsqueeze", one_sign, tape.ints(i)) for i in (0, 1))
+        sums = op("MatMul", op("Cast", op("Equal", across, down), to=tape.kind(at.y)), rows)
+        zero = helper.make_tensor("zero", tape.kind(at.y), [1], [0.0])
+        zeros = op("ConstantOfShape", op("Concat", count, tape.ints(width), axis=0), value=zero)
+        sums = op("ScatterND", zeros, down, sums)  # places of one row all bring the same sum
     result = op("Reshape", sums, tape.shape(*shape, of=at.x))
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(whole))]
     return op("Transpose", result, perm=back) if axis else result
-
-
-def _few(at: Visit, index: str, rows: str, count: int) -> str:
-    """[count, width]: of ``rows`` (n, width) the sums by what each was looked up for."""
-    places = at.tape.constant(np.arange(count)[:, None], TensorProto.INT64)
-    looked_up = at.op("Equal", places, at.op("Unsqueeze", index, at.tape.ints(0)))  # (count, n)
-    return at.op("MatMul", at.op("Cast", looked_up, to=at.tape.kind(at.y)), rows)
-
-
-def _many(at: Visit, index: str, rows: str, shape: tuple[str, int]) -> str:
-    """The same for tables of many rows, or of a number that follows from the batch."""
-    tape, op = at.tape, at.op
-    count, width = shape
-    same = op("Equal", op("Unsqueeze", index, tape.ints(0)), op("Unsqueeze", index, tape.ints(1)))
-    sums = op("MatMul", op("Cast", same, to=tape.kind(at.y)), rows)
-    zero = helper.make_tensor("zero", tape.kind(at.y), [1], [0.0])
-    zeros = op("ConstantOfShape", op("Concat", count, tape.ints(width), axis=0), value=zero)
-    # Places of one row all bring the same sum.
-    return op("ScatterND", zeros, op("Unsqueeze", index, tape.ints(1)), sums)

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.backbones.positions import frequencies
+from edgepeft.backbones.packing import frequencies
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.prefix import PrefixTuning
