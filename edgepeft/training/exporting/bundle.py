@@ -6,7 +6,7 @@ A template is an untrained delta with an open number of labels, to start tasks o
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +53,7 @@ from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
+from edgepeft.training.interop.base import importers
 
 
 def export_bundle(
@@ -305,17 +306,6 @@ class ExportResult:
     manifest: Manifest | None = None
 
 
-def _writer(library: str) -> Callable[..., str]:
-    """What writes a delta for a library, and gives what reads it there."""
-    if library == "to_peft":
-        from edgepeft.training.interop.peft import write_peft
-
-        return write_peft
-    from edgepeft.training.interop._hub_write import write_adapterhub
-
-    return write_adapterhub
-
-
 @function_of(ExportOptions)
 def export(options: ExportOptions) -> ExportResult:
     """Write the backbone once and each task as a delta graph, verified against PyTorch; the whole folder or none.
@@ -328,15 +318,15 @@ def export(options: ExportOptions) -> ExportResult:
     deltas, templates = listed(options.delta), listed(options.template)
     columns = verify_columns(options.verify_data, options.text_column, options.pair_column, options.label_column)
     guarantee = guarantee_of(options.coverage, options.risk)
-    elsewhere = [library for library in ("to_peft", "to_adapterhub") if getattr(options, library) is not None]
-    if elsewhere:
+    elsewhere = {"PEFT": options.to_peft, "AdapterHub": options.to_adapterhub}
+    if folders := {library: Path(folder) for library, folder in elsewhere.items() if folder is not None}:
         stored = (options.weights or "fp32", options.delta_weights) != ("fp32", "fp32")
-        more = (options.out, templates, guarantee, elsewhere[1:], options.trainable, options.verify_data is not None)
+        more = (options.out, templates, guarantee, len(folders) > 1, options.trainable, options.verify_data is not None)
         if stored or any(more) or len(deltas) != 1:
             raise UsageError(NO_BUNDLE)
-        folder, source = Path(getattr(options, elsewhere[0])), open_backbone(options.backbone)
+        ((library, folder),), source = folders.items(), open_backbone(options.backbone)
         delta = Delta.load(Path(deltas[0]), source)
-        said = _writer(elsewhere[0])(delta, source, folder, force=options.force)
+        said = importers()[library].write(delta, source, folder, force=options.force)
         messages().print(f"{delta.card.task}: for {said}", markup=False)
         return ExportResult(folder)
     out = options.require_bundle()

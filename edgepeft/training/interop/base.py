@@ -1,4 +1,4 @@
-"""Base of importers: one recognises its library's folders and turns a checkpoint into a delta.
+"""Base of importers: one recognises its library's folders, turns a checkpoint into a delta, and writes one for it.
 
 By its config a checkpoint becomes one of our methods, with the tensors that it must hold and their conversion.
 """
@@ -319,17 +319,26 @@ class Importer(ABC):
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """The checkpoint as a delta of that backbone."""
 
+    @abstractmethod
+    def write(self, delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
+        """Write a folder, whole or not at all, that the library loads with equal logits; gives what loads it there."""
+
+
+def importers() -> dict[str, Importer]:
+    """Every importer by its library."""
+    found = classes_of("edgepeft.training.interop", Importer, "library")  # type: ignore[type-abstract]
+    return {library: importer() for library, importer in found.items()}
+
 
 def importer_of(folder: Path) -> Importer:
     """The importer that recognises this folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
-    found = classes_of("edgepeft.training.interop", Importer, "library")  # type: ignore[type-abstract]
-    known = [importer() for importer in found.values()]
-    for importer in known:
+    known = importers()
+    for importer in known.values():
         if importer.recognises(folder):
             return importer
-    kinds = "; ".join(f"{importer.library}: {importer.needs}" for importer in known)
+    kinds = "; ".join(f"{library}: {importer.needs}" for library, importer in known.items())
     raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
 
 
