@@ -57,9 +57,18 @@ def json_rows(text: str) -> Any:
 
 def _parsed(content: str | bytes) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_each_once)
     except RecursionError:
         raise ValueError("its lists and objects lie too deep in each other") from None
+
+
+def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these members; of a key that is there twice nobody knows which is meant."""
+    found = dict(members)
+    if len(found) < len(members):
+        names = [name for name, _ in members]
+        raise ValueError(f"it has the key {next(name for name in names if names.count(name) > 1)!r:.80} twice")
+    return found
 
 
 def toml_at(path: Path) -> dict[str, Any]:

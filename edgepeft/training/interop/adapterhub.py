@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import save_file
 from torch import Tensor
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
-from edgepeft.bundle.delta import Delta, write_tensors
+from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.training.interop._hub_adapter import SHARED, HubFile, Places
@@ -138,9 +139,8 @@ class AdapterHub(Importer):
         of_head = {f"heads.{name}.{place}": ours[own] for place, own in places.items()}
         with new_folder(folder, force=force) as new:
             for file, tensors in ((TENSORS_FILES[0], adapter), (HEAD_FILES[0], of_head)):
-                write_tensors(
-                    {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, new / file
-                )
+                own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+                save_file(own, new / file, metadata={"format": "pt"})
             write_json(new / CONFIG_FILE, {**around, "config": settings})
             write_json(new / HEAD_CONFIG, {**around, "config": head})
         return f"adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {backbone.source}"

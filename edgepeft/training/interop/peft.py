@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
-from edgepeft.bundle.delta import Delta, write_tensors
+from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import method_named
@@ -108,7 +109,7 @@ class Peft(Importer):
         with new_folder(folder, force=force) as new:
             named = {name if name in config.unprefixed else config.prefix + name: t for name, t in tensors.items()}
             stored = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-            write_tensors(stored, new / configs.TENSORS_FILE)
+            save_file(stored, new / configs.TENSORS_FILE, metadata={"format": "pt"})
             write_json(new / configs.CONFIG_FILE, settings)
         problem = f" and problem_type={card.task_kind.problem_type}" if card.task_kind.problem_type else ""
         over = f"AutoModel{card.task_kind.model} of {backbone.source} with num_labels={card.n_outputs}{problem}"
