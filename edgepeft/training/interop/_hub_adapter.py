@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +43,7 @@ from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
-from edgepeft.training.interop.base import ConversionPlan, ForeignConfig, StateDict, left_out
+from edgepeft.training.interop.base import ConversionPlan, ForeignConfig, ForeignFile, StateDict, left_out
 from edgepeft.training.interop.classifier import Classifier
 
 # Theirs (transformers' names, and one more) -> ours.
@@ -73,10 +73,8 @@ _FIXED_LORA = (1, 1, 0)  # the first version that scales by alpha / r
 _Factor = Annotated[FiniteFloat, Field(ge=1e-3)]  # a bottleneck wider than 1000 times the layer is a mistake
 
 
-class HubFile(BaseModel):
+class HubFile(ForeignFile):
     """The file around a method's config, or around a head's."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     config: dict[str, Any] | None = None
     model_type: str

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,11 +28,11 @@ from edgepeft.training.interop._hub_methods import FusionConfig, plan_of, refuse
 from edgepeft.training.interop.base import (
     ConversionPlan,
     ForeignConfig,
+    ForeignFile,
     ImportedHead,
     Importer,
     ImportRequest,
     check_tensors,
-    parsed,
     read_state_dict,
     usual_problem,
 )
@@ -147,7 +147,7 @@ class AdapterHub(Importer):
 
 
 def _file_of(path: Path, classifier: Classifier) -> tuple[HubFile, Places]:
-    file = parsed(HubFile, read_config(path), path)
+    file = HubFile.of(read_config(path), path)
     file.check_architecture(classifier.architecture, path)
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
@@ -182,9 +182,7 @@ def _single(folder: Path, classifier: Classifier) -> _Read:
     return file, config, plan, state
 
 
-class _Setup(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
+class _Setup(ForeignFile):
     adapter_setup: dict[str, Any]
     head_setup: Any = None
 
@@ -197,7 +195,7 @@ def _is_name(value: object) -> bool:
 def _fused(folder: Path, classifier: Classifier) -> tuple[_Read, Path]:
     """A Fuse of several adapters, each in a folder of its own, which stands as one; and the folder of the head."""
     path = folder / SETUP_FILE
-    setup = parsed(_Setup, read_config(path), path)
+    setup = _Setup.of(read_config(path), path)
     kind, children = setup.adapter_setup.get("type"), setup.adapter_setup.get("children") or []
     single = [each.get("children") for each in children if isinstance(each, dict) and each.get("type") == "single"]
     names = [name for each in single if isinstance(each, list) for name in each]
@@ -220,10 +218,8 @@ def _fused(folder: Path, classifier: Classifier) -> tuple[_Read, Path]:
     return (file, config, config.plan(parts, places), state), of_head
 
 
-class FlexibleHead(BaseModel):
+class FlexibleHead(ForeignFile):
     """Its config; a module's place in its sequence counts dropout and activations too."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     head_type: str
     num_labels: int = Field(default=2, ge=1)
@@ -325,11 +321,11 @@ def _read_head(folder: Path, classifier: Classifier, asked: str | None) -> Impor
                 "Save it with its head: AdapterHub's save_adapter with with_head=True."
             )
         return _static(state, classifier, folder)
-    file = parsed(HubFile, read_config(path), path)
+    file = HubFile.of(read_config(path), path)
     file.check_architecture(classifier.architecture, path)
     state = read_state_dict(folder, *HEAD_FILES)
     if file.config is not None:
-        return parsed(FlexibleHead, file.config, path).imported(file.name, state, classifier, path)
+        return FlexibleHead.of(file.config, path).imported(file.name, state, classifier, path)
     model = next((model for model in ENCODERS if file.model_class.endswith(model)), None)
     if model is None:
         known = ", ".join(f"...{model}" for model in ENCODERS)
@@ -341,7 +337,7 @@ def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
     """A model that writes text has the backbone's output layer: what is stored of one must be that."""
     path = folder / HEAD_CONFIG
     if path.is_file():
-        file = parsed(HubFile, read_config(path), path)
+        file = HubFile.of(read_config(path), path)
         kind = file.config.get("head_type") if file.config is not None else file.model_class
         if kind not in _WRITERS:
             raise BundleError(

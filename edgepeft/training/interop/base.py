@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,7 +32,6 @@ from edgepeft.tasks.base import TaskType, kind_named, kinds
 from edgepeft.training.interop.classifier import SEQUENCES
 
 Config = Mapping[str, Any]
-_Model = TypeVar("_Model", bound=BaseModel)
 StateDict = Mapping[str, Tensor]
 
 
@@ -67,6 +66,19 @@ class ConversionPlan:
 
         pairs = tuple((theirs, ours) for theirs, (ours, _) in names.items())
         return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert, pairs)
+
+
+class ForeignFile(BaseModel):
+    """What another library's file says, as far as it is read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], path: Path) -> Self:
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise BundleError(f"{path}: {in_words(error)}.") from error
 
 
 class ForeignConfig(BaseModel):
@@ -105,14 +117,6 @@ def left_out(layers: Iterable[int]) -> dict[str, Any]:
     left = sorted(set(layers))
     skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
     return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}
-
-
-def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:
-    """The document as that kind."""
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise BundleError(f"{path}: {in_words(error)}.") from error
 
 
 def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
