@@ -30,7 +30,7 @@ from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
 from edgepeft.bundle.card import CARD_FILE, READS, TENSORS_FILE, BackboneCard, DeltaCard, read_card
 from edgepeft.common.atomic import new_folder, write_json
-from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Folding, Method, method_named, weight_at
 from edgepeft.tasks.base import TaskType, kind_named, stated
@@ -220,7 +220,8 @@ class Delta(nn.Module):
 
     def write(self, folder: Path) -> None:
         """Write both files into an existing folder."""
-        write_tensors({name: t.detach().contiguous() for name, t in self.tensors().items()}, folder / TENSORS_FILE)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors().items()}
+        save_file(tensors, folder / TENSORS_FILE, metadata={"format": "pt"})
         write_json(folder / CARD_FILE, self.card.model_dump(mode="json"))
 
     def read(self, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -256,14 +257,6 @@ class Delta(nn.Module):
             raise BundleError(f"{path} is missing or damaged ({error}).") from error
         delta.read(tensors, str(path))
         return delta.eval()
-
-
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file."""
-    try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the library wraps OSError
-        raise EdgepeftError(f"{path.name} cannot be written into {path.parent.parent} ({error}).") from error
 
 
 def new_delta(

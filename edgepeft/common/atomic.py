@@ -5,12 +5,15 @@ import errno
 import glob
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 
@@ -149,18 +152,22 @@ def disk_errors(target: Path) -> Iterator[None]:
     """Turn an errno into a message about what could not be written."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        wrapped = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has one class for all
+        number = int(wrapped[1]) if wrapped else getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT):
             raise EdgepeftError(
                 f"no space left on the disk while writing {target}; nothing was changed. Free some space, then repeat."
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        if number in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise EdgepeftError(
-                f"{target} cannot be written ({error.strerror}). Give this user the right to write there, or work on a "
-                "copy."
+                f"{target} cannot be written ({os.strerror(number)}). Give this user the right to write there, or work "
+                "on a copy."
             ) from error
-        if error.errno == errno.EBUSY:  # a mount within one file system, which `check_replaceable` does not see
+        if number == errno.EBUSY:  # a mount within one file system, which `check_replaceable` does not see
             raise EdgepeftError(f"{target} is mounted and cannot be replaced; choose a folder inside it.") from error
+        if wrapped:
+            raise EdgepeftError(f"{target} cannot be written ({error}).") from error
         raise
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,22 @@ def json_rows(text: str) -> Any:
     return _parsed(text)
 
 
+def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these members; of a key that is there twice nobody knows which is meant."""
+    found = dict(members)
+    if len(found) < len(members):
+        ((twice, _),) = Counter(name for name, _ in members).most_common(1)
+        raise ValueError(f"it has the key {twice!r:.80} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_each_once)  # ``json.loads`` would make one for each row
+
+
 def _parsed(content: str | bytes) -> Any:
+    text = content if isinstance(content, str) else content.decode(json.detect_encoding(content), "surrogatepass")
     try:
-        return json.loads(content)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("its lists and objects lie too deep in each other") from None
 

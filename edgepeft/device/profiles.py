@@ -301,7 +301,10 @@ _UNITS = {unit.lower(): unit for unit in _BYTES}
 
 
 def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
-    """``["memory=2GB"]`` -> the profile with that memory."""
+    """``["memory=2GB"]`` -> the profile with that memory: one of its variants, where it names them.
+
+    A maker's GB is then the profile's GiB.
+    """
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
@@ -309,28 +312,24 @@ def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
         if name not in SETTABLE:
             close = " Did you mean 'memory'?" if get_close_matches(name, SETTABLE, n=1) else ""
             raise UsageError(f"--set {setting}: of a profile, {', '.join(SETTABLE)} can be set.{close}")
-        profile = profile.model_copy(update={"memory": _memory(profile, value)})
+        own = profile.memory
+        amount = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value, re.IGNORECASE | re.ASCII)
+        unit = own.unit if amount is None or not amount[2] else _UNITS.get(amount[2].lower())
+        if amount is None or unit is None:
+            raise UsageError(f"--set memory={value}: an amount of memory was expected, such as 2GB or 512MiB.")
+        size = float(amount[1])
+        size = int(size) if size.is_integer() else size
+        if own.variants:
+            sold = ", ".join(f"{known:g} {own.unit}" for known in own.variants)
+            if size not in own.variants or unit.replace("i", "") != own.unit.replace("i", ""):
+                raise UsageError(f"--set memory={value}: {profile.name} is sold with {sold}; name one of them.")
+            unit = own.unit
+        try:
+            memory = MemoryFigure.model_validate({**own.model_dump(), "value": size, "unit": unit})
+        except ValidationError as error:
+            raise UsageError(f"--set memory={value}: {in_words(error)}.") from error
+        profile = profile.model_copy(update={"memory": memory})
     return profile
-
-
-def _memory(profile: Profile, text: str) -> MemoryFigure:
-    """Read an amount: one of the variants, where the profile names them; a maker's GB is then the profile's GiB."""
-    own = profile.memory
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
-    unit = own.unit if match is None or not match[2] else _UNITS.get(match[2].lower())
-    if match is None or unit is None:
-        raise UsageError(f"--set memory={text}: an amount of memory was expected, such as 2GB or 512MiB.")
-    value = float(match[1])
-    value = int(value) if value.is_integer() else value
-    if own.variants:
-        sold = ", ".join(f"{size:g} {own.unit}" for size in own.variants)
-        if value not in own.variants or unit.replace("i", "") != own.unit.replace("i", ""):
-            raise UsageError(f"--set memory={text}: {profile.name} is sold with {sold}; name one of them.")
-        unit = own.unit
-    try:
-        return MemoryFigure.model_validate({**own.model_dump(), "value": value, "unit": unit})
-    except ValidationError as error:
-        raise UsageError(f"--set memory={text}: {in_words(error)}.") from error
 
 
 def is_this_board(profile: Profile, root: Path = ROOT) -> bool:

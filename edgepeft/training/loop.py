@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.card import CARD_FILE, CHECKPOINTS, ERRORS, EVALUATION_FILE, TENSORS_FILE
-from edgepeft.bundle.delta import Delta, new_delta, write_tensors
+from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.atomic import check_replaceable, new_folder
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
@@ -91,8 +92,7 @@ def train_delta(
     with new_folder(out, force=True) as new:  # the checkpoints go with the old folder
         delta.write(new)
         if result.evaluation:
-            kept = {name: torch.from_numpy(values) for name, values in result.evaluation.items()}
-            write_tensors(kept, new / EVALUATION_FILE)
+            save_file(result.evaluation, new / EVALUATION_FILE, metadata={"format": "pt"})
     confusion = result.errors.get("confusion", {})
     if len(confusion) > MAX_SHOWN:
         write_confusion(confusion, f"{options.task}: {method.name} on {backbone.source}", out)

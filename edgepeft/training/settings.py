@@ -16,7 +16,6 @@ from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE
 from edgepeft.methods.base import Method, method_named
-from edgepeft.options.base import Folder
 from edgepeft.options.verbs import METHOD, TrainRequest, TrainSettings
 from edgepeft.runtime.decoding import schema_text
 from edgepeft.tasks._facts import WINDOWS
@@ -37,7 +36,16 @@ class ResolvedRequest:
         """The rows in parts."""
         asked, template = self.request, self.template
         held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
-        columns = Columns.of(asked)
+        columns, schema = Columns.of(asked), asked.json_schema
+        if schema is not None and not isinstance(schema, Mapping):
+            try:
+                schema = json_at(Path(schema))
+            except OSError as error:
+                raise UsageError(f"--json-schema {schema} cannot be read ({error.strerror}).") from None
+            except ValueError as error:
+                raise UsageError(f"--json-schema {schema} is no JSON ({error}).") from None
+        if schema is not None:
+            schema_text(schema)
         data = load_data(
             source_of(asked.data),
             *held_out,
@@ -49,7 +57,7 @@ class ResolvedRequest:
             labels=template.format.names if template.format is not None and template.format.step else None,
             skip_bad=asked.skip_bad,
         )
-        return replace(template.applied(data, columns.names[2]), json_schema=_schema_of(asked.json_schema))
+        return replace(template.applied(data, columns.names[2]), json_schema=schema and dict(schema))
 
 
 def resolved(request: TrainRequest) -> ResolvedRequest:
@@ -74,21 +82,6 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
         raise UsageError(f"--json-schema is of text that is written, and {kind.title} writes none; leave it out.")
     device_of(request.device)
     return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template, said_kind)
-
-
-def _schema_of(given: Folder | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    schema: Any = given
-    if not isinstance(given, Mapping):
-        try:
-            schema = json_at(Path(given))
-        except OSError as error:
-            raise UsageError(f"--json-schema {given} cannot be read ({error.strerror}).") from None
-        except ValueError as error:
-            raise UsageError(f"--json-schema {given} is no JSON ({error}).") from None
-    schema_text(schema)
-    return dict(schema)
 
 
 def settled(

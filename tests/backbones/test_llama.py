@@ -26,7 +26,7 @@ from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -143,7 +143,7 @@ def test_a_delta_goes_to_peft_and_comes_back_with_the_same_logits(tiny: Callable
     peft = pytest.importorskip("peft")
     backbone = open_backbone(str(tiny("qwen2")))
     delta = random_delta(backbone, "lora", "t", None, settings={"rank": 3}, head="text").eval()
-    write_peft(delta, backbone, tmp_path / "peft")
+    Peft().write(delta, backbone, tmp_path / "peft")
     card = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert card["task_type"] == "CAUSAL_LM"
     rows = ragged(3, 6, SIZES["qwen2"])

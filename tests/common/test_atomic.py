@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 from edgepeft.common.atomic import _exchanged, check_target, new_folder, write_atomically, write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
@@ -86,6 +87,18 @@ def test_a_full_disk_is_said_and_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.ENOSPC, "no space left.*Free some space"), (errno.EIO, "out cannot be written")]
+)
+def test_what_the_library_of_weights_files_says_of_the_disk_is_said_as_of_other_files(tmp_path, number, said):
+    wrapped = SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+    with pytest.raises(EdgepeftError, match=said):
+        fill(tmp_path / "out", wrapped)
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(SafetensorError, match="damaged"):  # of a file that was read
+        fill(tmp_path / "out", SafetensorError("damaged"))
 
 
 def test_a_mount_point_is_refused_before_the_work_since_no_folder_can_take_its_place(tmp_path, monkeypatch):

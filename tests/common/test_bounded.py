@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from edgepeft.common import bounded
-from edgepeft.common.bounded import bytes_at, json_at, toml_at
+from edgepeft.common.bounded import bytes_at, json_at, json_rows, toml_at
 
 
 def of(path, content):
@@ -35,7 +35,7 @@ def test_parts_are_counted_before_json_is_parsed(tmp_path, monkeypatch, part):
     monkeypatch.setattr(bounded, "_MAX_PARTS", 100)
     assert json_at(path) == json.loads(path.read_bytes())
     monkeypatch.setattr(bounded, "_MAX_PARTS", 39)
-    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr(bounded, "_DECODER", None)  # it is not parsed
     with pytest.raises(OSError, match="more than 39 lists"):
         json_at(path)
 
@@ -51,6 +51,13 @@ def test_what_lies_too_deep_or_names_a_nul_is_a_value_error(tmp_path):
         toml_at(of(tmp_path / "a.toml", rb'path = "a\u0000b"'))
 
 
+def test_an_object_with_one_key_twice_is_a_value_error_however_deep_it_lies(tmp_path):
+    for read in (json_rows, lambda text: json_at(of(tmp_path / "a.json", text.encode()))):
+        assert read('{"a": {"b": 1}, "c": {"b": 2}}') == {"a": {"b": 1}, "c": {"b": 2}}
+        with pytest.raises(ValueError, match="the key 'b' twice"):
+            read('[{"a": {"b": 1, "c": 2, "b": 1}}]')
+
+
 def test_a_byte_order_mark_as_windows_writes_it_is_no_part_of_a_document(tmp_path):
     for path, read in ((tmp_path / "a.toml", toml_at), (tmp_path / "a.json", json_at)):
         assert read(of(path, {".toml": b"\xef\xbb\xbfa = 1\r\n", ".json": b'\xef\xbb\xbf{"a": 1}'}[path.suffix])) == {
@@ -62,7 +69,7 @@ def test_a_byte_order_mark_as_windows_writes_it_is_no_part_of_a_document(tmp_pat
 def test_a_key_of_toml_has_a_bounded_number_of_parts(tmp_path, monkeypatch, key):
     path = of(tmp_path / "a.toml", f"{key * 30}a = 1".encode())
     assert toml_at(path) == tomllib.loads(path.read_text())
-    monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr(tomllib, "loads", lambda *_, **__: pytest.fail("it was parsed"))
     with pytest.raises(ValueError, match="more than 32 parts"):
         toml_at(of(path, f"{key * 33}a = 1".encode()))
     with pytest.raises(OSError, match="more than 524,288 bytes"):

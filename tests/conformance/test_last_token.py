@@ -31,7 +31,7 @@ from edgepeft.methods.base import methods
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 from .test_gradients import Tuned, require_pytorchs
 
@@ -97,7 +97,7 @@ def test_an_adapter_of_peft_comes_with_its_head_and_goes_back(tiny: Callable[...
         "last_token",
         ("LABEL_0", "LABEL_1", "LABEL_2"),
     )
-    write_peft(delta, backbone, tmp_path / "back")
+    Peft().write(delta, backbone, tmp_path / "back")
     again = of.from_pretrained(backbone.folder, attn_implementation="eager", num_labels=3)
     back = peft.PeftModel.from_pretrained(again, tmp_path / "back").eval()
     ids = torch.from_numpy(ragged(1, 8, SIZES["qwen2"])["input_ids"])

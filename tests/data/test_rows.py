@@ -84,6 +84,13 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
         next(rows)
 
 
+def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"sentence1": "a", "label": "x", "label": "y"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON \(it has the key 'label' twice\)"):
+        list(read_rows(path, labels=True))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -81,10 +81,7 @@ def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapp
     tensors = {f"{part}:{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
     facts = {"asked": asked, **{name: getattr(position, name) for name in _PLAIN}}
     with replacing(target) as temporary:
-        try:
-            save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
-        except SafetensorError as error:  # the library wraps OSError
-            raise EdgepeftError(f"{target} cannot be written ({error}).") from error
+        save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
     for path in older:
         path.unlink(missing_ok=True)
 

@@ -6,7 +6,7 @@ A template is an untrained delta with an open number of labels, to start tasks o
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import nn
@@ -49,10 +48,10 @@ from edgepeft.options.base import Folder, Rows, function_of, listed
 from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 from edgepeft.runtime.session import open_session
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
-from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
+from edgepeft.training.interop.base import importers
 
 
 def export_bundle(
@@ -121,8 +120,21 @@ def add_deltas(
     bundle = Bundle(folder)
     checks = CheckTexts(texts, data, columns)
     cards = _checked(deltas, bundle.manifest.tasks, checks, guarantee, replace=replace)
-    original = _original(bundle, backbone) if cards else _as_it_is(bundle)
-    exporter = _Exporter(bundle, original, checks, delta_weights, cards, accept_error)
+    known = bundle.manifest.backbone
+    if cards and backbone is None and known.weights_dtype != "fp32":
+        raise UsageError(
+            f"{bundle.folder} holds its backbone in {known.weights_dtype}; PyTorch, which a trained delta is verified "
+            f"against, needs the float32 checkpoint: --backbone, folder or Hub name of {known.source}. "
+            "An exported <task>.onnx needs none."
+        )
+    if cards and backbone is not None and backbone.sha256 != known.identity:
+        raise UsageError(
+            f"{backbone.source} (weights {backbone.sha256[:12]}) is not the backbone of {bundle.folder}, which is "
+            f"{known.source} (weights {known.identity[:12]})."
+        )
+    if backbone is None:
+        backbone = Backbone(known.source, bundle.folder, read_config(bundle.folder / "config.json"))
+    exporter = _Exporter(bundle, backbone, checks, delta_weights, cards, accept_error)
     return exporter.put(deltas, stage, replace=replace)
 
 
@@ -138,28 +150,6 @@ def _checked(
     if not cards:
         checks.of(None)
     return {path: _with_guarantee(path, cards.get(path), guarantee) for path in deltas} if guarantee else cards
-
-
-def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
-    known = bundle.manifest.backbone
-    if given is None and known.weights_dtype != "fp32":
-        raise UsageError(
-            f"{bundle.folder} holds its backbone in {known.weights_dtype}; PyTorch, which a trained delta is verified "
-            f"against, needs the float32 checkpoint: --backbone, folder or Hub name of {known.source}. "
-            "An exported <task>.onnx needs none."
-        )
-    if given is None:
-        return _as_it_is(bundle)
-    if given.sha256 != known.identity:
-        raise UsageError(
-            f"{given.source} (weights {given.sha256[:12]}) is not the backbone of {bundle.folder}, which is "
-            f"{known.source} (weights {known.identity[:12]})."
-        )
-    return given
-
-
-def _as_it_is(bundle: Bundle) -> Backbone:
-    return Backbone(bundle.manifest.backbone.source, bundle.folder, read_config(bundle.folder / "config.json"))
 
 
 @dataclass(frozen=True)
@@ -275,16 +265,10 @@ def _with_guarantee(folder: Path, card: DeltaCard | None, guarantee: Guarantee) 
             f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it was "
             "imported, or trained by an earlier version. Train it with this one, or give the option to edgepeft tune."
         )
-    logits, targets = _read(path, kind)
-    found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
-    return card.model_copy(update={"chosen": dict(found.chosen)})
-
-
-def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     try:
         check_header(path, path)
-        found = load_file(path)
-        logits, targets = found["logits"], found["targets"]
+        kept = load_file(path)
+        logits, targets = kept["logits"], kept["targets"]
         right, each = kind.right_of(targets, logits)
     except (SafetensorError, OSError, KeyError, IndexError) as error:
         raise BundleError(f"{path} is damaged ({error}); train the delta again.") from error
@@ -294,7 +278,8 @@ def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.i
         raise BundleError(
             f"{path} does not hold logits of {kind.described} and which is right in each row; train it again."
         )
-    return logits, targets
+    found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
+    return card.model_copy(update={"chosen": dict(found.chosen)})
 
 
 @dataclass(frozen=True)
@@ -303,17 +288,6 @@ class ExportResult:
 
     folder: Path
     manifest: Manifest | None = None
-
-
-def _writer(library: str) -> Callable[..., str]:
-    """What writes a delta for a library, and gives what reads it there."""
-    if library == "to_peft":
-        from edgepeft.training.interop.peft import write_peft
-
-        return write_peft
-    from edgepeft.training.interop._hub_write import write_adapterhub
-
-    return write_adapterhub
 
 
 @function_of(ExportOptions)
@@ -328,15 +302,15 @@ def export(options: ExportOptions) -> ExportResult:
     deltas, templates = listed(options.delta), listed(options.template)
     columns = verify_columns(options.verify_data, options.text_column, options.pair_column, options.label_column)
     guarantee = guarantee_of(options.coverage, options.risk)
-    elsewhere = [library for library in ("to_peft", "to_adapterhub") if getattr(options, library) is not None]
-    if elsewhere:
+    elsewhere = {"PEFT": options.to_peft, "AdapterHub": options.to_adapterhub}
+    if folders := {library: Path(folder) for library, folder in elsewhere.items() if folder is not None}:
         stored = (options.weights or "fp32", options.delta_weights) != ("fp32", "fp32")
-        more = (options.out, templates, guarantee, elsewhere[1:], options.trainable, options.verify_data is not None)
+        more = (options.out, templates, guarantee, len(folders) > 1, options.trainable, options.verify_data is not None)
         if stored or any(more) or len(deltas) != 1:
             raise UsageError(NO_BUNDLE)
-        folder, source = Path(getattr(options, elsewhere[0])), open_backbone(options.backbone)
+        ((library, folder),), source = folders.items(), open_backbone(options.backbone)
         delta = Delta.load(Path(deltas[0]), source)
-        said = _writer(elsewhere[0])(delta, source, folder, force=options.force)
+        said = importers()[library].write(delta, source, folder, force=options.force)
         messages().print(f"{delta.card.task}: for {said}", markup=False)
         return ExportResult(folder)
     out = options.require_bundle()

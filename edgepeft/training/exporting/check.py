@@ -95,31 +95,22 @@ def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int
     decoder, words = delta.architecture.decoder, min(CANDIDATES, delta.architecture.vocab_size)
     assert decoder is not None, "a delta that writes text has one"
     starts = decoder.starts(inputs["input_ids"], inputs["attention_mask"])[:, None]
-    found = np.empty((len(starts), STEPS), np.int64)
-    for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
-        with torch.no_grad():
+    read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    found, shape = np.empty((len(starts), STEPS), np.int64), (len(starts), STEPS, words)
+    best, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)  # tokens, and their log-probabilities
+    with torch.no_grad():
+        for rows, group in in_groups(read):
             found[rows] = generated(delta, model, _tensors(group), STEPS, ends=False).numpy()
-    for _ in range(STEPS):
-        guess, before = found, np.concatenate([starts, found[:, :-1]], axis=1)
-        best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": before}, words)
-        found = np.ascontiguousarray(best[..., 0])
-        if np.array_equal(found, guess):
-            break
+        for _ in range(STEPS):
+            guess, before = found, np.concatenate([starts, found[:, :-1]], axis=1)
+            for rows, group in in_groups(read):
+                given = _tensors({**group, "decoder_input_ids": before[rows]})
+                top = delta.logits(model, given).log_softmax(-1).topk(words)
+                best[rows], likely[rows] = top.indices.numpy(), top.values.numpy()
+            found = np.ascontiguousarray(best[..., 0])
+            if np.array_equal(found, guess):
+                break
     return TextCheck(inputs, found, best, likely)
-
-
-def _likeliest(
-    delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]], words: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Tokens, from the best, and their log-probabilities, [rows, steps, words] each."""
-    shape = (*inputs["decoder_input_ids"].shape, words)
-    tokens, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)
-    for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
-        given = {**group, "decoder_input_ids": inputs["decoder_input_ids"][rows]}
-        with torch.no_grad():
-            best = delta.logits(model, _tensors(given)).log_softmax(-1).topk(words)
-        tokens[rows], likely[rows] = best.indices.numpy(), best.values.numpy()
-    return tokens, likely
 
 
 def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +43,7 @@ from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
-from edgepeft.training.interop.base import ConversionPlan, ForeignConfig, StateDict, left_out
+from edgepeft.training.interop.base import ConversionPlan, ForeignConfig, ForeignFile, StateDict, left_out
 from edgepeft.training.interop.classifier import Classifier
 
 # Theirs (transformers' names, and one more) -> ours.
@@ -73,10 +73,8 @@ _FIXED_LORA = (1, 1, 0)  # the first version that scales by alpha / r
 _Factor = Annotated[FiniteFloat, Field(ge=1e-3)]  # a bottleneck wider than 1000 times the layer is a mistake
 
 
-class HubFile(BaseModel):
+class HubFile(ForeignFile):
     """The file around a method's config, or around a head's."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     config: dict[str, Any] | None = None
     model_type: str
@@ -195,7 +193,6 @@ class BnConfig(MethodConfig):
         }
         shared = f"{places.classifier.prefix}{SHARED}{places.adapter}."
         readers = [_Reader(self, places.of_adapter(site), shared, site, widths[site]) for site in every]
-        shapes = {name: shape for reader in readers for name, shape in reader.shapes().items()}
         even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and self.original_ln_after
         # It adds to the sub-layer's output, without norms of its own.
         plain = form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
@@ -218,9 +215,11 @@ class BnConfig(MethodConfig):
                 tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
             return tensors
 
+        held = [(reader.site.name, *each) for reader in readers for each in reader.held(low_rank=low_rank)]
+        shapes = {theirs: shape for _, theirs, _, shape in held}
         as_they_are = self.scaling == 1.0 and even and (factored or not self.phm_layer)
-        names = (pair for reader in readers for pair in reader.names(low_rank=low_rank))
-        return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
+        names = tuple((theirs, f"{site}/{ours}") for site, theirs, ours, _ in held) if as_they_are else ()
+        return ConversionPlan(method, shapes, convert, names)
 
     def _form(self) -> dict[str, Any]:
         """In the words of ``BottleneckAdapter``: roles, reads, keeps, norm_before, norm_after."""
@@ -320,32 +319,24 @@ class _Reader:
             return {f"{name}_left": (n, inputs // n, r), f"{name}_right": (n, r, outputs // n)}
         return {name: (n, inputs // n, outputs // n)}
 
-    def shapes(self) -> Shapes:
-        shapes: Shapes = {}
+    def held(self, *, low_rank: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Their name, ours and the shape of each tensor; what is made of factors has the one name of ours."""
+        config, d, terms = self.config, self.site.out_features, ("s", "t") if low_rank else ("B", "B")
         for part in ("down", "up"):
             start, inputs, outputs = self._linear(part)
-            if self.config.phm_layer:
-                shapes |= self._rule(part) | self._terms(part)
-                shapes |= {f"{start}b": (outputs,)} if self.config.phm_bias else {}
-            else:
-                shapes |= {f"{start}weight": (outputs, inputs), f"{start}bias": (outputs,)}
-        d = self.site.out_features
-        shapes |= {f"{self.start}{norm}{of}": (d,) for norm, _ in self._norms() for of in ("weight", "bias")}
-        if isinstance(self.config.scaling, str):
-            shapes[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
-        return shapes
-
-    def names(self, *, low_rank: bool) -> Iterator[tuple[str, str]]:
-        """Their names and ours of what is held as it is, factors too."""
-        for part in ("down", "up"):
-            start = self._linear(part)[0]
-            held = {f"{start}weight": "weight", f"{start}bias": "bias"}
-            if self.config.phm_layer:
-                held = dict(zip(self._terms(part), ("s", "t") if low_rank else ("B",), strict=False))
-                held |= {f"{start}b": "bias", next(iter(self._rule(part))): "A"}
-            yield from ((theirs, f"{self.site.name}/{part}.{ours}") for theirs, ours in held.items())
+            if not config.phm_layer:
+                yield f"{start}weight", f"{part}.weight", (outputs, inputs)
+                yield f"{start}bias", f"{part}.bias", (outputs,)
+                continue
+            yield from ((theirs, f"{part}.A", shape) for theirs, shape in self._rule(part).items())
+            for (theirs, shape), ours in zip(self._terms(part).items(), terms, strict=False):
+                yield theirs, f"{part}.{ours}", shape
+            if config.phm_bias:
+                yield f"{start}b", f"{part}.bias", (outputs,)
         for theirs, ours in self._norms():
-            yield from ((f"{self.start}{theirs}{of}", f"{self.site.name}/{ours}.{of}") for of in ("weight", "bias"))
+            yield from ((f"{self.start}{theirs}{of}", f"{ours}.{of}", (d,)) for of in ("weight", "bias"))
+        if isinstance(config.scaling, str):
+            yield f"{self.start}scaling", "scaling", (d,) if config.scaling == "channel" else (1,)
 
     def _norms(self) -> list[tuple[str, str]]:
         """Their names and ours; the one before the first linear layer has two."""

@@ -1,141 +1,54 @@
-"""AdapterHub's checkpoints (bottleneck adapters of every form, fused ones, Compacter, PHM, LoRA, prompts, prefixes).
+"""AdapterHub's checkpoints, in and out, without adapters: folders of an adapter, or of several that are fused.
 
-Nothing here needs adapters.  Names: adapters 1.3.0, ``loading.py``, whose own the golden checkpoints of the tests are.
+Names: adapters 1.3.0, ``loading.py`` and ``heads/base.py``, whose own the golden checkpoints of the tests are.
 
-AdapterFusion is a folder of ``save_adapter_setup`` with a Fuse of adapters, each in a folder of its own.  Theirs
-computes k + sum_i p_i V A_i(z), p = softmax_i((Q z) . (K A_i(z))), of adapters in Pfeiffer's form, with the last one's
-z and k.  V before or after the sum is the same.  Source: ``methods/modeling.py``, ``BertFusion``.
+A fusion is a folder of ``save_adapter_setup`` with a Fuse of adapters, each in a folder of its own.  Heads are their
+flexible ones, or transformers' own ones saved beside an adapter; those of a text read position 0.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn import functional
 
-from edgepeft.backbones.base import Role
+from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
-from edgepeft.common.errors import BundleError, EdgepeftError
-from edgepeft.methods._adapters import ACTIVATIONS
-from edgepeft.methods.bottleneck import BottleneckAdapter
-from edgepeft.methods.fusion import Fusion
-from edgepeft.methods.lora import LoRA
-from edgepeft.methods.mam import MAM
-from edgepeft.methods.pfeiffer import Pfeiffer
-from edgepeft.methods.prefix import PrefixTuning
-from edgepeft.methods.prompt_r import PromptR
-from edgepeft.training.interop._hub_adapter import (
-    ACTIVATION_NAMES,
-    SHARED,
-    BnConfig,
-    HubFile,
-    MethodConfig,
-    Places,
-    leading_layers,
-)
-from edgepeft.training.interop._hub_head import read_head
+from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.training.interop._hub_adapter import SHARED, HubFile, Places
+from edgepeft.training.interop._hub_methods import FusionConfig, plan_of, refuse, settings_of
 from edgepeft.training.interop.base import (
     ConversionPlan,
     ForeignConfig,
+    ForeignFile,
+    ImportedHead,
     Importer,
     ImportRequest,
-    StateDict,
     check_tensors,
-    parsed,
     read_state_dict,
+    usual_problem,
 )
-from edgepeft.training.interop.classifier import CAUSAL, SEQUENCES, Classifier
+from edgepeft.training.interop.classifier import ANSWERS, CAUSAL, ENCODERS, SEQUENCES, TOKENS, Classifier, check_head
 
 SETUP_FILE = "adapter_setup.json"
-FUSION_FILES = ("model_adapter_fusion.safetensors", "pytorch_model_adapter_fusion.bin")
-
-
-class _Setup(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    adapter_setup: dict[str, Any]
-    head_setup: Any = None
-
-
-class FusionConfig(ForeignConfig):
-    """Its settings; what is ignored is of training, or the same by another way."""
-
-    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
-        "dropout_prob",
-        "regularization",
-        "value_before_softmax",
-        "value_initialized",
-    }
-
-    query: Literal[True]
-    key: Literal[True]
-    value: bool
-    query_before_ln: Literal[False] = False
-    residual_before: Literal[False] = False
-    temperature: Literal[False] = False
-
-    def plan(self, parts: Sequence[ConversionPlan], places: Places) -> ConversionPlan:
-        """The adapters' plans and the fusion's tensors as one; ``places`` are the fusion's."""
-        adapters = [m for m in (part.method for part in parts) if isinstance(m, Pfeiffer) and m.placement == "ffn"]
-        if len(adapters) != len(parts) or len({replace(each, bottleneck=1) for each in adapters}) != 1:
-            found = "; ".join(f"{part.method.title} {part.method.settings()}" for part in parts)
-            raise BundleError(
-                "adapters that are fused must all be in Pfeiffer's form (seq_bn) with one activation, in the same "
-                f"layers; found {found}. Train a fusion of such, or import one adapter."
-            )
-        first, width = adapters[0], max(each.bottleneck for each in adapters)
-        own = {"adapters": len(parts), "bottleneck": width, "value": self.value, "activation": first.activation}
-        layers = {"skip_layers": first.skip_layers, "leave_out": first.leave_out}
-        method, architecture = Fusion.from_settings({**own, **layers}), places.classifier.architecture
-        used = {site.name for site in method.sites(architecture)}
-        names: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for site in Fusion.from_settings(own).sites(architecture):  # theirs has it in layers without adapters, too
-            d, start = site.out_features, places.of_adapter(site).replace(".adapters.", ".adapter_fusion_layer.")
-            for part in ("query", "key", *(["value"] if self.value else [])):
-                names[f"{start}{part}.weight"] = (f"{site.name}/{part}.weight", (d, d))
-            names |= {f"{start}{part}.bias": (f"{site.name}/{part}.bias", (d,)) for part in ("query", "key")}
-
-        def convert(state: StateDict) -> dict[str, Tensor]:
-            values = {ours: state[theirs] for theirs, (ours, _) in names.items() if ours.partition("/")[0] in used}
-            for i, (adapter, part) in enumerate(zip(adapters, parts, strict=True)):
-                more = width - adapter.bottleneck  # zeros fill up to the widest
-                filled = {
-                    "down.weight": (0, 0, 0, more),
-                    "down.bias": (0, more),
-                    "up.weight": (0, more),
-                    "up.bias": (0, 0),
-                }
-                for name, tensor in part.convert(state).items():
-                    site_name, _, of = name.partition("/")
-                    values[f"{site_name}/adapters.{i}.{of}"] = functional.pad(tensor, filled[of])
-            return values
-
-        shapes = {theirs: shape for theirs, (_, shape) in names.items()}
-        return ConversionPlan(method, shapes | {name: s for part in parts for name, s in part.shapes.items()}, convert)
-
-
-def _is_name(value: object) -> bool:
-    """Whether it is a folder's in the setup's, and no path to another place."""
-    return isinstance(value, str) and value not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value)
-
-
-CONFIG_FILE = "adapter_config.json"
+CONFIG_FILE, HEAD_CONFIG, FUSION_CONFIG = "adapter_config.json", "head_config.json", "adapter_fusion_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
-FUSION_CONFIG = "adapter_fusion_config.json"
-LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
+HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
+FUSION_FILES = ("model_adapter_fusion.safetensors", "pytorch_model_adapter_fusion.bin")
 # Files that say that a folder holds more than one adapter's forward pass.
 _COMPOSITIONS = {
     FUSION_CONFIG: "an AdapterFusion layer without its adapters",
     "adapter_interface.json": "an adapter of a model with an interface of its own",
 }
 
-_SCORED = ("distilbert",)  # whose masks of ones their code adds to scores
 _POOL = ".prefix_tuning.pool."
 _FLEXIBLE = "transformer."  # what their own class puts before T5's names
 # Their older names -> today's, as their loader has them.
@@ -145,144 +58,31 @@ _LEGACY = {
     "layer_text_task_adapters": "adapters",
     "layer_text_lang_adapters": "adapters",
 }
-
-
-class HubLoraConfig(MethodConfig):
-    """Their LoRA."""
-
-    r: int = Field(default=8, ge=1)
-    alpha: FiniteFloat = 8.0
-    attn_matrices: list[Literal["q", "k", "v"]] = Field(default=["q", "v"])
-    selfattn_lora: bool = True
-    intermediate_lora: bool = False
-    output_lora: bool = False
-    composition_mode: Literal["add"] = "add"
-    vera_d: None = None
-    vera_b: None = None
-    dtype: Literal["float32"] | None = None
-
-    def plan(self, places: Places) -> ConversionPlan:
-        architecture = places.classifier.architecture
-        attention = [role for key, role in LORA_MATRICES.items() if self.selfattn_lora and key in self.attn_matrices]
-        up = Role.FFN_UP if architecture.sites_of(Role.FFN_UP) else Role.FFN_GATED
-        feed_forward = {up: self.intermediate_lora, Role.FFN_OUTPUT: self.output_lora}
-        roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
-        layers = leading_layers(self, architecture)
-        layers["cross_attention"] = bool(attention) and architecture.decoder is not None  # theirs wraps every attention
-        method = LoRA(rank=self.r, alpha=self.alpha, roles=roles, **layers)
-        names: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for site in method.sites(architecture):
-            theirs = f"{places.classifier.prefix}{site.reads}.loras.{places.adapter}."
-            names[f"{theirs}lora_A"] = (f"{site.name}/A", (self.r, site.in_features))
-            names[f"{theirs}lora_B"] = (f"{site.name}/B", (site.out_features, self.r))
-        return ConversionPlan.renaming(method, names)
-
-
-class HubPromptConfig(MethodConfig):
-    """Their prompt tuning."""
-
-    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
-        "prompt_init",
-        "prompt_init_text",
-        "random_uniform_scale",
-    }
-
-    prompt_length: int = Field(default=10, ge=1)
-    combine: Literal["prefix"] = "prefix"
-
-    def plan(self, places: Places) -> ConversionPlan:
-        if places.classifier.architecture.model_type in _SCORED:
-            raise BundleError(
-                "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
-                "which no delta does. Train the prompt here, or with PEFT."
-            )
-        method = PromptR(length=self.prompt_length, place="embeddings")
-        width = method.sites(places.classifier.architecture)[-1].out_features
-        theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
-        vectors = ("embeddings/vectors", (self.prompt_length, width))
-        return ConversionPlan.renaming(method, {theirs: vectors})
-
-
-class HubPrefixConfig(MethodConfig):
-    """Their prefix tuning, whose vectors an MLP makes where it is not ``flat``."""
-
-    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
-        "cross_prefix",  # an encoder has no cross-attention
-        "shared_gating",  # with use_gating only
-    }
-
-    prefix_length: int = Field(default=30, ge=1)
-    flat: bool = False
-    bottleneck_size: int = Field(default=512, ge=1)
-    non_linearity: str = "tanh"
-    encoder_prefix: Literal[True] = True
-    use_gating: Literal[False] = False
-
-    def checks(self) -> dict[str, bool]:
-        return {"leave_out": not self.leave_out, "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES}
-
-    def plan(self, places: Places) -> ConversionPlan:
-        if places.classifier.architecture.model_type in _SCORED:
-            raise BundleError(
-                "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prefix's places, which no delta does. "
-                "Train the prefix here."
-            )
-        method = PrefixTuning(length=self.prefix_length)
-        pairs = [site for site in method.sites(places.classifier.architecture) if site.layer is not None]
-        width, k = pairs[0].out_features, self.bottleneck_size
-        whole = len(pairs) * width
-        stem = f"{places.classifier.prefix}prefix_tuning.prefix_tunings.{places.adapter}.self_prefix."
-        made, ours = f"{stem}control_trans", tuple(f"{site.name}/vectors" for site in pairs)
-        mlp = {f"{made}.0.weight": (k, width), f"{made}.0.bias": (k,)}
-        mlp |= {f"{made}.2.weight": (whole, k), f"{made}.2.bias": (whole,), f"{stem}wte.weight": (method.length, width)}
-
-        def convert(state: StateDict) -> dict[str, Tensor]:
-            if self.flat:
-                vectors = state[made].view(method.length, whole)
-            else:
-                act = ACTIVATIONS[ACTIVATION_NAMES[self.non_linearity.lower()]]
-                down, down_bias, up, up_bias, table = (state[name] for name in mlp)
-                vectors = act(table @ down.T + down_bias) @ up.T + up_bias
-            return dict(zip(ours, torch.split(vectors, width, dim=1), strict=True))
-
-        if self.flat:
-            return ConversionPlan(method, {made: (method.length * whole,)}, convert, joined={made: ours})
-        return ConversionPlan(method, mlp, convert)
-
-
-class HubUnionConfig(MethodConfig):
-    """Several methods in one adapter, such as their MAM and UniPELT."""
-
-    configs: list[dict[str, Any]]
-
-    def plan(self, places: Places) -> ConversionPlan:
-        parts = [plan_of(settings, places, Path(f"configs[{i}]"))[1] for i, settings in enumerate(self.configs)]
-        prefix = next((part.method for part in parts if isinstance(part.method, PrefixTuning)), None)
-        adapter = next((part.method for part in parts if isinstance(part.method, BottleneckAdapter)), None)
-        if len(parts) == 2 and prefix is not None and adapter is not None:
-            method = MAM(length=prefix.length, bottleneck=adapter.bottleneck, activation=adapter.activation)
-            if method.adapter == adapter:
-                shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
-                return ConversionPlan(
-                    method,
-                    shapes,
-                    lambda state: {name: t for part in parts for name, t in part.convert(state).items()},
-                    tuple(pair for part in parts for pair in part.names),
-                    {theirs: ours for part in parts for theirs, ours in part.joined.items()},
-                )
-        raise BundleError(
-            f"a union of {' and '.join(part.method.title for part in parts)} is no delta; what can be is MAM: a prefix "
-            "and a parallel adapter (par_bn) after each feed-forward. Train one of the methods alone."
-        )
-
-
-# Their ``architecture`` -> its config; a new method is one entry.
-_METHODS: Mapping[str | None, type[MethodConfig]] = {
-    None: BnConfig,
-    "lora": HubLoraConfig,
-    "prefix_tuning": HubPrefixConfig,
-    "prompt_tuning": HubPromptConfig,
-    "union": HubUnionConfig,
+_VERSION = "adapters.1.3.0"  # whose names these are
+# Of the classes that have any head; adapters has none for MPNet and ModernBERT.
+_CLASSES = {
+    "bert": "BertAdapterModel",
+    "roberta": "RobertaAdapterModel",
+    "xlm-roberta": "XLMRobertaAdapterModel",
+    "distilbert": "DistilBertAdapterModel",
+    "electra": "ElectraAdapterModel",
+    "deberta-v2": "DebertaV2AdapterModel",
+}
+# Their type of head -> how transformers' class for it ends, and its problem type, where it has one.
+_TYPES: Mapping[str, tuple[str, str | None]] = {
+    "classification": (SEQUENCES, None),
+    "multilabel_classification": (SEQUENCES, "multi_label_classification"),
+    "tagging": (TOKENS, None),
+    "question_answering": (ANSWERS, None),
+}
+_WRITERS = ("seq2seq_lm", "T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+# (layers, activation, pooler) -> our kind, and its modules by their place in the head's sequence.
+_KINDS: Mapping[tuple[int, str, bool], tuple[str, dict[str, int]]] = {
+    (1, "", False): ("linear", {"classifier": 1}),
+    (1, "", True): ("bert-pooler", {"classifier": 1}),
+    (2, "tanh", False): ("roberta", {"dense": 1, "out_proj": 4}),
+    (2, "relu", False): ("distilbert", {"pre_classifier": 1, "classifier": 4}),
+    (2, "gelu", False): ("electra", {"dense": 1, "out_proj": 4}),
 }
 
 
@@ -314,15 +114,40 @@ class AdapterHub(Importer):
         else:
             file, config, plan, state = _single(folder, classifier)
         check_tensors(state, plan.shapes, folder)
-        head, values = read_head(of_head, classifier, request.model), plan.convert(state)
+        head, values = _read_head(of_head, classifier, request.model), plan.convert(state)
         # adapter-transformers, the predecessor of adapters, wrote no version or a bare one.
         origin: dict[str, Any] = {"versions": {"adapters": (file.version or "unknown").removeprefix("adapters.")}}
         origin["training"] = {"config": {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}}
         return request.delta(backbone, plan.method, head, values, folder=folder, library=self.library, **origin)
 
+    def write(self, delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
+        card, architecture = delta.card, backbone.architecture
+        model = _CLASSES.get(architecture.model_type)
+        if model is None:
+            refuse(delta, f"it is of a {architecture.model_type}", f"Backbones that can go: {', '.join(_CLASSES)}")
+        name = re.sub(r"\W", "_", card.task)  # a module's name has no dots
+        around = {"hidden_size": architecture.hidden_size, "model_class": model, "model_name": card.backbone.source}
+        around |= {"model_type": architecture.model_type, "name": name, "version": _VERSION}
+        head, places = FlexibleHead.written(delta)
+        settings = settings_of(delta)
+        _, plan = plan_of(settings, Places(Classifier(backbone), name), folder / CONFIG_FILE)
+        ours = delta.folded(backbone).tensors()
+        adapter, of_method = plan.back(ours), {own for own in ours if own.partition("/")[0] != "head"}
+        held = {own for _, own in plan.names}.union(*plan.joined.values())
+        if adapter.keys() != plan.shapes.keys() or of_method - held:
+            refuse(delta, "it has modules where AdapterHub has none, or none where it has some", "Train other roles")
+        of_head = {f"heads.{name}.{place}": ours[own] for place, own in places.items()}
+        with new_folder(folder, force=force) as new:
+            for file, tensors in ((TENSORS_FILES[0], adapter), (HEAD_FILES[0], of_head)):
+                own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+                save_file(own, new / file, metadata={"format": "pt"})
+            write_json(new / CONFIG_FILE, {**around, "config": settings})
+            write_json(new / HEAD_CONFIG, {**around, "config": head})
+        return f"adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {backbone.source}"
+
 
 def _file_of(path: Path, classifier: Classifier) -> tuple[HubFile, Places]:
-    file = parsed(HubFile, read_config(path), path)
+    file = HubFile.of(read_config(path), path)
     file.check_architecture(classifier.architecture, path)
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
@@ -357,10 +182,20 @@ def _single(folder: Path, classifier: Classifier) -> _Read:
     return file, config, plan, state
 
 
+class _Setup(ForeignFile):
+    adapter_setup: dict[str, Any]
+    head_setup: Any = None
+
+
+def _is_name(value: object) -> bool:
+    """Whether it is a folder's in the setup's, and no path to another place."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value)
+
+
 def _fused(folder: Path, classifier: Classifier) -> tuple[_Read, Path]:
     """A Fuse of several adapters, each in a folder of its own, which stands as one; and the folder of the head."""
     path = folder / SETUP_FILE
-    setup = parsed(_Setup, read_config(path), path)
+    setup = _Setup.of(read_config(path), path)
     kind, children = setup.adapter_setup.get("type"), setup.adapter_setup.get("children") or []
     single = [each.get("children") for each in children if isinstance(each, dict) and each.get("type") == "single"]
     names = [name for each in single if isinstance(each, list) for name in each]
@@ -383,14 +218,161 @@ def _fused(folder: Path, classifier: Classifier) -> tuple[_Read, Path]:
     return (file, config, config.plan(parts, places), state), of_head
 
 
-def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:
-    """The config of a method, of which ``path`` names the file, and how its tensors become ours."""
-    kind = settings.get("architecture")
-    if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
-        known = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
-        raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {known}.")
-    config = _METHODS[kind].read(settings, path)
-    try:
-        return config, config.plan(places)
-    except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
-        raise BundleError(f"{path}: {error}") from error
+class FlexibleHead(ForeignFile):
+    """Its config; a module's place in its sequence counts dropout and activations too."""
+
+    head_type: str
+    num_labels: int = Field(default=2, ge=1)
+    layers: int = 2
+    activation_function: str | None = "tanh"
+    use_pooler: bool = False
+    bias: bool = True
+    label2id: dict[str, int] | None = None
+
+    def imported(
+        self, name: str | None, state: Mapping[str, Tensor], classifier: Classifier, path: Path
+    ) -> ImportedHead:
+        """As one of our kinds, with these tensors of the adapter of that name."""
+        if self.head_type not in _TYPES:
+            known = ", ".join(_TYPES)
+            raise BundleError(f"{path}: a head of type {self.head_type} cannot be imported; what can: {known}.")
+        model, problem = _TYPES[self.head_type]
+        if model == SEQUENCES:
+            kind, modules = self._kind(classifier.architecture, path)
+            problem = problem or usual_problem(self.num_labels)
+        elif self.layers == 1:
+            kind, modules = replace(classifier, model=model).head, {"classifier": 1}
+        else:
+            raise BundleError(f"{path}: layers = {self.layers}; a head for each token can be imported with one layer.")
+        d = classifier.architecture.hidden_size
+        wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for ours, place in modules.items():
+            last = place == max(modules.values())
+            rows, start = self.num_labels if last else d, f"heads.{name}.{place}."
+            wanted[f"{start}weight"] = (f"head/{ours}.weight", (rows, d))
+            if self.bias or not last:
+                wanted[f"{start}bias"] = (f"head/{ours}.bias", (rows,))
+        values = _values(state, wanted, path.parent)
+        if not self.bias:
+            values[f"head/{list(modules)[-1]}.bias"] = torch.zeros(self.num_labels)
+        return ImportedHead(kind, self.num_labels, values, _labels(self.label2id), model, problem)
+
+    def _kind(self, architecture: Architecture, path: Path) -> tuple[str, dict[str, int]]:
+        activation = (self.activation_function or "none").lower() if self.layers > 1 else ""
+        kind = _KINDS.get((self.layers, activation, self.use_pooler))
+        pooler = f"use_pooler = {self.use_pooler}"
+        if kind is None:
+            raise BundleError(
+                f"{path}: no head has layers = {self.layers}, activation_function = {self.activation_function!r}, "
+                f"{pooler}; what can be imported: one layer, or two with tanh, relu or gelu between them and without "
+                "the pooler."
+            )
+        if self.use_pooler and not architecture.pooler:
+            raise BundleError(
+                f"{path}: {pooler}: backbones of type {architecture.model_type} run without one; train a head "
+                "with use_pooler = False."
+            )
+        return kind
+
+    @staticmethod
+    def written(delta: Delta) -> tuple[dict[str, Any], dict[str, str]]:
+        """The config of one of their flexible heads that is the delta's, and our tensors by their places in it."""
+        card, kind = delta.card, delta.card.task_kind
+        fitting = [name for name, (model, _) in _TYPES.items() if model == kind.model and not kind.writes]
+        if not fitting:
+            raise UsageError(
+                f"the task {card.task!r} is {kind.title}, and no head of AdapterHub's that can be written is for it; "
+                f"what can: {', '.join(_TYPES)}."
+            )
+        type_of = next((name for name in fitting if _TYPES[name][1] == kind.problem_type), fitting[0])
+        forms = {ours: (form, modules) for form, (ours, modules) in _KINDS.items()}
+        if kind.per_token:
+            forms = {card.head: ((1, "", False), {"classifier": 1})}
+        check_head(delta, list(forms), "AdapterHub")
+        (layers, activation, pooler), modules = forms[card.head]
+        labels = card.labels or [f"LABEL_{i}" for i in range(card.n_outputs)]
+        settings = {
+            "head_type": type_of,
+            "num_labels": card.n_outputs,
+            "layers": layers,
+            "activation_function": activation or "tanh",
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
+        settings |= {"use_pooler": pooler, "bias": True} if kind.model == SEQUENCES else {}
+        places = {f"{place}.{of}": f"head/{ours}.{of}" for ours, place in modules.items() for of in ("weight", "bias")}
+        return settings, places
+
+
+def _read_head(folder: Path, classifier: Classifier, asked: str | None) -> ImportedHead:
+    """The head beside an adapter, else the backbone's own, which it is where labels are scored.
+
+    ``asked`` is how the name of transformers' class ends for the kind of task that is asked for.
+    """
+    path = folder / HEAD_CONFIG
+    if classifier.has_decoder:
+        return _output_layer(folder, classifier)
+    if not path.is_file():
+        classifier = replace(classifier, model=asked if asked in ENCODERS else SEQUENCES)
+        stored = any((folder / name).is_file() for name in HEAD_FILES)
+        state = read_state_dict(folder, *HEAD_FILES) if stored else classifier.stored_head()
+        if not state:
+            raise BundleError(
+                f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered. "
+                "Save it with its head: AdapterHub's save_adapter with with_head=True."
+            )
+        return _static(state, classifier, folder)
+    file = HubFile.of(read_config(path), path)
+    file.check_architecture(classifier.architecture, path)
+    state = read_state_dict(folder, *HEAD_FILES)
+    if file.config is not None:
+        return FlexibleHead.of(file.config, path).imported(file.name, state, classifier, path)
+    model = next((model for model in ENCODERS if file.model_class.endswith(model)), None)
+    if model is None:
+        known = ", ".join(f"...{model}" for model in ENCODERS)
+        raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: {known}.")
+    return _static(state, replace(classifier, model=model), folder, _labels(file.label2id))
+
+
+def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
+    """A model that writes text has the backbone's output layer: what is stored of one must be that."""
+    path = folder / HEAD_CONFIG
+    if path.is_file():
+        file = HubFile.of(read_config(path), path)
+        kind = file.config.get("head_type") if file.config is not None else file.model_class
+        if kind not in _WRITERS:
+            raise BundleError(
+                f"{path}: a head of {kind} cannot be imported for a backbone that scores labels; what can: "
+                f"{', '.join(_WRITERS)}."
+            )
+        own = classifier.backbone.checkpoint
+        table = torch.from_numpy(own.read("lm_head.weight" if own.has("lm_head.weight") else "shared.weight").copy())
+        for name, tensor in read_state_dict(folder, *HEAD_FILES).items():
+            if tensor.shape == table.shape and not torch.equal(tensor, table):
+                raise BundleError(
+                    f"{folder}: {name} is an output layer of its own, which no delta holds. Train the adapter "
+                    "with the backbone's frozen."
+                )
+    return ImportedHead(classifier.head, None, {})
+
+
+def _static(
+    state: Mapping[str, Tensor], classifier: Classifier, folder: Path, labels: tuple[str, ...] | None = None
+) -> ImportedHead:
+    weight = state.get(f"{classifier.last}.weight")
+    outputs = len(weight) if weight is not None and weight.dim() and len(weight) else 1
+    values = _values(state, classifier.head_tensors(outputs), folder)
+    return ImportedHead(classifier.head, outputs, values, labels, classifier.model)
+
+
+def _values(
+    state: Mapping[str, Tensor], wanted: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path
+) -> dict[str, Tensor]:
+    """Ours, of exactly these: theirs -> (ours, its shape)."""
+    check_tensors(state, {theirs: shape for theirs, (_, shape) in wanted.items()}, folder)
+    return {ours: state[theirs] for theirs, (ours, _) in wanted.items()}
+
+
+def _labels(label2id: Mapping[str, int] | None) -> tuple[str, ...] | None:
+    """In order; None where the file does not number them 0, 1, ..."""
+    named = {index: label for label, index in (label2id or {}).items()}
+    return tuple(named[i] for i in range(len(named))) if set(named) == set(range(len(named))) and named else None

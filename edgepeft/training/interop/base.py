@@ -1,4 +1,4 @@
-"""Base of importers: one recognises its library's folders and turns a checkpoint into a delta.
+"""Base of importers: one recognises its library's folders, turns a checkpoint into a delta, and writes one for it.
 
 By its config a checkpoint becomes one of our methods, with the tensors that it must hold and their conversion.
 """
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,7 +32,6 @@ from edgepeft.tasks.base import TaskType, kind_named, kinds
 from edgepeft.training.interop.classifier import SEQUENCES
 
 Config = Mapping[str, Any]
-_Model = TypeVar("_Model", bound=BaseModel)
 StateDict = Mapping[str, Tensor]
 
 
@@ -67,6 +66,19 @@ class ConversionPlan:
 
         pairs = tuple((theirs, ours) for theirs, (ours, _) in names.items())
         return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert, pairs)
+
+
+class ForeignFile(BaseModel):
+    """What another library's file says, as far as it is read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], path: Path) -> Self:
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise BundleError(f"{path}: {in_words(error)}.") from error
 
 
 class ForeignConfig(BaseModel):
@@ -105,14 +117,6 @@ def left_out(layers: Iterable[int]) -> dict[str, Any]:
     left = sorted(set(layers))
     skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
     return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}
-
-
-def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:
-    """The document as that kind."""
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise BundleError(f"{path}: {in_words(error)}.") from error
 
 
 def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
@@ -319,17 +323,26 @@ class Importer(ABC):
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """The checkpoint as a delta of that backbone."""
 
+    @abstractmethod
+    def write(self, delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
+        """Write a folder, whole or not at all, that the library loads with equal logits; gives what loads it there."""
+
+
+def importers() -> dict[str, Importer]:
+    """Every importer by its library."""
+    found = classes_of("edgepeft.training.interop", Importer, "library")  # type: ignore[type-abstract]
+    return {library: importer() for library, importer in found.items()}
+
 
 def importer_of(folder: Path) -> Importer:
     """The importer that recognises this folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
-    found = classes_of("edgepeft.training.interop", Importer, "library")  # type: ignore[type-abstract]
-    known = [importer() for importer in found.values()]
-    for importer in known:
+    known = importers()
+    for importer in known.values():
         if importer.recognises(folder):
             return importer
-    kinds = "; ".join(f"{importer.library}: {importer.needs}" for importer in known)
+    kinds = "; ".join(f"{library}: {importer.needs}" for library, importer in known.items())
     raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
-from edgepeft.bundle.delta import Delta, write_tensors
+from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import method_named
@@ -76,6 +77,46 @@ class Peft(Importer):
         values = plan.convert(state)
         return request.delta(backbone, plan.method, imported, values, folder=folder, library=self.library, **origin)
 
+    def write(self, delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
+        card, architecture, types = delta.card, backbone.architecture, configs.task_types(backbone)
+        scored = architecture.decoder is not None and (card.writes or not architecture.decoder_only)
+        model = next(iter(types.values())) if scored else card.task_kind.model
+        if model not in types.values():
+            raise UsageError(
+                f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be "
+                f"written for PEFT is what transformers calls {', '.join(f'...{each}' for each in types.values())}."
+            )
+        classifier = Classifier(backbone, model)
+        written = {ours: config for config in configs.peft_methods().values() for ours in config.ours}
+        if (config := written.get(card.method)) is None:
+            raise UsageError(
+                f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
+                f"{', '.join(sorted(written))}."
+            )
+        check_head(delta, (classifier.head,), "PEFT")
+        method = method_named(card.method).from_settings(card.hyperparameters)
+        settings, tensors = config.written(delta, method, classifier)
+        heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
+        settings |= {
+            "peft_type": config.kind,
+            "task_type": next(name for name, known in types.items() if known == model),
+            "base_model_name_or_path": card.backbone.source,
+            "modules_to_save": sorted({*heads, *settings.get("modules_to_save", ())}) or None,
+            "inference_mode": True,
+        }
+        ours = delta.tensors()
+        tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(card.n_outputs).items()}
+        with new_folder(folder, force=force) as new:
+            named = {name if name in config.unprefixed else config.prefix + name: t for name, t in tensors.items()}
+            stored = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+            save_file(stored, new / configs.TENSORS_FILE, metadata={"format": "pt"})
+            write_json(new / configs.CONFIG_FILE, settings)
+        problem = f" and problem_type={card.task_kind.problem_type}" if card.task_kind.problem_type else ""
+        over = f"AutoModel{card.task_kind.model} of {backbone.source} with num_labels={card.n_outputs}{problem}"
+        if delta.trie is not None:
+            over = f"model of {backbone.source} for conditional generation, which writes {', '.join(card.labels or ())}"
+        return f"peft's PeftModel.from_pretrained, over transformers' {over}"
+
 
 def _canonical(
     stored: Mapping[str, Tensor], config: configs.PeftConfig, classifier: Classifier, folder: Path
@@ -118,45 +159,3 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
             "which PEFT's modules_to_save keeps."
         )
     return len(weight)
-
-
-def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
-    """Write a folder, whole or not at all, that PEFT loads with equal logits; gives what loads it, over which model."""
-    card, types = delta.card, configs.task_types(backbone)
-    scored = backbone.architecture.decoder is not None and not (backbone.architecture.decoder_only and not card.writes)
-    model = next(iter(types.values())) if scored else card.task_kind.model
-    if model not in types.values():
-        raise UsageError(
-            f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
-            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in types.values())}."
-        )
-    classifier = Classifier(backbone, model)
-    written = {ours: config for config in configs.peft_methods().values() for ours in config.ours}
-    if (config := written.get(card.method)) is None:
-        raise UsageError(
-            f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
-            f"{', '.join(sorted(written))}."
-        )
-    check_head(delta, (classifier.head,), "PEFT")
-    method = method_named(card.method).from_settings(card.hyperparameters)
-    settings, tensors = config.written(delta, method, classifier)
-    heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
-    settings |= {
-        "peft_type": config.kind,
-        "task_type": next(name for name, known in types.items() if known == model),
-        "base_model_name_or_path": card.backbone.source,
-        "modules_to_save": sorted({*heads, *settings.get("modules_to_save", ())}) or None,
-        "inference_mode": True,
-    }
-    ours = delta.tensors()
-    tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(card.n_outputs).items()}
-    with new_folder(folder, force=force) as new:
-        named = {name if name in config.unprefixed else config.prefix + name: t for name, t in tensors.items()}
-        stored = {name: tensor.detach().contiguous() for name, tensor in named.items()}
-        write_tensors(stored, new / configs.TENSORS_FILE)
-        write_json(new / configs.CONFIG_FILE, settings)
-    problem = f" and problem_type={card.task_kind.problem_type}" if card.task_kind.problem_type else ""
-    over = f"AutoModel{card.task_kind.model} of {backbone.source} with num_labels={card.n_outputs}{problem}"
-    if delta.trie is not None:
-        over = f"model of {backbone.source} for conditional generation, which writes {', '.join(card.labels or ())}"
-    return f"peft's PeftModel.from_pretrained, over transformers' {over}"

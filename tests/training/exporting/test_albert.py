@@ -20,7 +20,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import methods
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 # Modules in one layer of the two that share a place; the tensors themselves.
 KINDS = {"pfeiffer": {"leave_out": (0,)}, "full": {}}
@@ -87,7 +87,7 @@ def test_a_tensor_that_is_trained_is_one_for_all_layers_as_in_transformers(backb
 
 def test_deltas_of_other_libraries_are_refused_for_these_adapt_all_layers_at_once(backbone, tmp_path):
     with pytest.raises(UsageError, match=r"albert share their modules \(encoder.albert_layer_groups.0.*Train the task"):
-        write_peft(random_delta(backbone, "lora", "mood"), backbone, tmp_path / "out")
+        Peft().write(random_delta(backbone, "lora", "mood"), backbone, tmp_path / "out")
     theirs = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": 4, "lora_alpha": 8, "target_modules": ["query"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(theirs))
     save_file({}, tmp_path / "adapter_model.safetensors")

@@ -14,7 +14,7 @@ from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.training.interop._hub_write import write_adapterhub
+from edgepeft.training.interop.adapterhub import AdapterHub
 
 GOLDEN = BACKBONES / "adapterhub"
 CONFIGS = ("adapter_config.json", "head_config.json")
@@ -42,7 +42,7 @@ def test_what_adapters_wrote_comes_back_tensor_by_tensor_and_with_its_settings(f
     of_labels = {"labels": ("a", "b", "c")} if kind == "multilabel" else {}
     delta = imported(GOLDEN / name, backbone, **of_labels) if of_labels else golden(GOLDEN / name, backbone)
     delta.card = delta.card.model_copy(update={"task": "sst"})
-    write_adapterhub(delta, backbone, out)
+    AdapterHub().write(delta, backbone, out)
     for files in (("adapter.safetensors", "pytorch_adapter.bin"), ("model_head.safetensors", "pytorch_model_head.bin")):
         ours, theirs = stored(out, *files), stored(GOLDEN / name, *files)
         theirs = {key: tensor for key, tensor in theirs.items() if ".pool." not in key}  # all prefixes in each layer
@@ -78,7 +78,7 @@ def test_what_adapters_wrote_comes_back_tensor_by_tensor_and_with_its_settings(f
 def test_every_method_comes_back_through_the_importer(model_type, method, settings, tiny, tmp_path):
     backbone = open_backbone(str(tiny(model_type)))
     delta = random_delta(backbone, method, "a.task", ("a", "b", "c"), settings=settings, head="roberta")
-    write_adapterhub(delta, backbone, tmp_path / "out")
+    AdapterHub().write(delta, backbone, tmp_path / "out")
     again = imported(tmp_path / "out", backbone)
     ours, theirs = delta.tensors(), again.tensors()
     assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -100,7 +100,7 @@ def test_every_method_comes_back_through_the_importer(model_type, method, settin
 def test_prefixes_come_back_with_what_their_mlp_made_of_them(model_type, method, settings, tiny, tmp_path):
     backbone = open_backbone(str(tiny(model_type)))
     delta = random_delta(backbone, method, "mood", ("a", "b", "c"), settings=settings, head="roberta")
-    write_adapterhub(delta, backbone, tmp_path / "out")
+    AdapterHub().write(delta, backbone, tmp_path / "out")
     ours, again = delta.folded(backbone).tensors(), imported(tmp_path / "out", backbone)
     theirs = again.tensors()
     assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -124,22 +124,22 @@ def test_prefixes_come_back_with_what_their_mlp_made_of_them(model_type, method,
 def test_what_cannot_be_written_is_refused_with_a_remedy(method, settings, said, tiny, tmp_path):
     backbone = open_backbone(str(tiny("bert")))
     with pytest.raises(UsageError, match=said):
-        write_adapterhub(random_delta(backbone, method, "mood", settings=settings), backbone, tmp_path / "out")
+        AdapterHub().write(random_delta(backbone, method, "mood", settings=settings), backbone, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_heads_kinds_and_backbones_without_a_form_are_refused(tiny, tmp_path):
     backbone, mpnet = open_backbone(str(tiny("bert"))), open_backbone(str(tiny("mpnet")))
     with pytest.raises(UsageError, match=r"a choice among candidates.*what can: classification, multilabel"):
-        write_adapterhub(random_delta(backbone, "lora", "mood", None, kind="choice"), backbone, tmp_path / "out")
+        AdapterHub().write(random_delta(backbone, "lora", "mood", None, kind="choice"), backbone, tmp_path / "out")
     distilbert, past = open_backbone(str(tiny("distilbert"))), {"length": 2, "place": "embeddings"}
     prompt = random_delta(distilbert, "prompt-r", "mood", ("O", "B-X"), kind="tokens", settings=past)
     prefix = random_delta(distilbert, "prefix", "mood", ("O", "B-X"), kind="tokens")
     for delta in (prompt, prefix):
         with pytest.raises(EdgepeftError, match="of a DistilBERT AdapterHub"):
-            write_adapterhub(delta, distilbert, tmp_path / "out")
+            AdapterHub().write(delta, distilbert, tmp_path / "out")
     with pytest.raises(UsageError, match=r"of a mpnet\. Backbones that can go: bert, roberta"):
-        write_adapterhub(random_delta(mpnet, "lora", "mood"), mpnet, tmp_path / "out")
+        AdapterHub().write(random_delta(mpnet, "lora", "mood"), mpnet, tmp_path / "out")
 
 
 def test_the_verb_writes_a_folder_and_says_how_it_is_loaded(tiny, tmp_path):

@@ -16,7 +16,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import UsageError
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 LORA = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": 4, "lora_alpha": 8, "modules_to_save": ["classifier"]}
 
@@ -33,7 +33,7 @@ def test_the_head_that_is_named_is_transformers(tiny):
 def test_a_delta_is_not_written_for_peft(tiny, tmp_path):
     backbone = open_backbone(str(tiny("modernbert")))
     with pytest.raises(UsageError, match=r"classifier of a modernbert has head\.dense and head\.norm"):
-        write_peft(random_delta(backbone, "lora", "mood"), backbone, tmp_path / "out")
+        Peft().write(random_delta(backbone, "lora", "mood"), backbone, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -57,10 +57,10 @@ def test_a_deberta_whose_pooler_has_another_activation_than_our_head_is_refused(
     delta = random_delta(backbone, "lora", "mood")
     if activation == "tanh":
         with pytest.raises(UsageError, match="a pooler with the pooler_hidden_act 'tanh' before its last layer"):
-            write_peft(delta, backbone, tmp_path / "out")
+            Peft().write(delta, backbone, tmp_path / "out")
         return
     peft = pytest.importorskip("peft")
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
         backbone.folder, num_labels=2, attn_implementation="eager"
     )

@@ -13,7 +13,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 EVERY = ("query", "key", "value", "attention_output", "ffn_up", "ffn_activation")
 
@@ -73,7 +73,7 @@ def test_peft_loads_what_we_write_with_equal_logits(model_type, settings, tiny, 
     backbone = open_backbone(str(tiny(model_type)))
     head = backbone.architecture.head
     delta = random_delta(backbone, "ia3", "task", ("a", "b", "c"), settings=settings, head=head)
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     theirs = peft.PeftModel.from_pretrained(classifier_of(tiny(model_type)), tmp_path / "out")
     assert_same_logits(delta, theirs, backbone)
     again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, ImportRequest("task")).tensors()
@@ -114,14 +114,14 @@ def test_two_scales_of_one_linear_layer_are_refused_by_name(tmp_path):
     backbone = backbone_of("bert")
     delta = random_delta(backbone, "ia3", "mood", settings={"roles": ("ffn_activation", "ffn_output")})
     with pytest.raises(UsageError, match=r"mood.* scales layer\.0\.ffn_output and what its linear layer reads"):
-        write_peft(delta, backbone, tmp_path / "out")
+        Peft().write(delta, backbone, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["bert-ia3-own-modules", "roberta-ia3-own-modules"])
 def test_what_peft_wrote_comes_back_tensor_by_tensor(kind, tmp_path):
     backbone = backbone_of(kind)
-    write_peft(imported(GOLDEN / kind, backbone), backbone, tmp_path / "out")
+    Peft().write(imported(GOLDEN / kind, backbone), backbone, tmp_path / "out")
     ours = load_file(tmp_path / "out" / "adapter_model.safetensors")
     theirs = torch.load(GOLDEN / kind / "adapter_model.bin", weights_only=True)
     # Theirs scales attention's output too, as an output: a role of its own.

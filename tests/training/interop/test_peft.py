@@ -22,7 +22,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*-*/adapter_config.json"))
 TENSORS = "adapter_model.safetensors"
@@ -352,16 +352,16 @@ def test_words_that_a_decoders_output_reads_too_neither_come_nor_go_as_a_copy(ti
     backbone, table = open_backbone(str(tiny("qwen2", tie_word_embeddings=True))), "model.embed_tokens.weight"
     template = {"source": "{text}", "target": "{text}", "max_target_length": 8}
     of_text = {"labels": None, "kind": "text", "template": template}
-    write_peft(random_delta(backbone, "lora", "task", **of_text), backbone, tmp_path / "peft")
+    Peft().write(random_delta(backbone, "lora", "task", **of_text), backbone, tmp_path / "peft")
     folder = changed_copy(tmp_path / "peft", tmp_path / "copy", modules_to_save=["embed_tokens"])
     with pytest.raises(BundleError, match=r"modules_to_save has model\.embed_tokens\.weight, .* in other places too"):
         imported(folder, backbone)
     delta = random_delta(backbone, "lora", "task", settings={"whole": (table,)}, **of_text)
     with pytest.raises(UsageError, match=r"replaces model\.embed_tokens\.weight wherever the model reads it"):
-        write_peft(delta, backbone, tmp_path / "refused")
+        Peft().write(delta, backbone, tmp_path / "refused")
     untied = open_backbone(str(tiny("qwen2", tie_word_embeddings=False)))
     delta = random_delta(untied, "lora", "task", settings={"whole": (table,)}, **of_text)
-    write_peft(delta, untied, tmp_path / "untied")
+    Peft().write(delta, untied, tmp_path / "untied")
     again = imported(tmp_path / "untied", untied)
     assert torch.equal(again.tensors()[f"override/{table}"], delta.tensors()[f"override/{table}"])
 

@@ -20,7 +20,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import UsageError
 from edgepeft.heads.base import Head
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 GOLDEN = Path(__file__).parent / "golden"
 EVERY = ("query", "key", "value", "attention_output", "ffn_output")
@@ -28,7 +28,7 @@ EVERY = ("query", "key", "value", "attention_output", "ffn_output")
 
 def back_to_peft(name, folder):
     backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
-    write_peft(importer_of(GOLDEN / name).read(GOLDEN / name, backbone, ImportRequest("task")), backbone, folder)
+    Peft().write(importer_of(GOLDEN / name).read(GOLDEN / name, backbone, ImportRequest("task")), backbone, folder)
     return folder
 
 
@@ -101,7 +101,7 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, method, bias, tiny, 
     whole = ("pooler.dense.weight",) if model_type == "bert" else ()
     settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias, "whole": whole}
     delta = random_delta(backbone, method, "task", ("a", "b", "c"), settings=settings, head=backbone.architecture.head)
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=3, attn_implementation="eager"
     )
@@ -130,14 +130,14 @@ def test_a_prefix_comes_back_to_peft_and_ours_gives_equal_logits_there(tiny, tmp
     settings = {"length": 3, "projection": 4}
     stays = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings)
     with pytest.raises(UsageError, match="--set text=follows"):
-        write_peft(stays, backbone, tmp_path / "refused")
+        Peft().write(stays, backbone, tmp_path / "refused")
     for model_type in ("mpnet", "distilbert"):
         other = open_backbone(str(tiny(model_type)))
         delta = random_delta(other, "prefix", "task", settings={"text": "follows"}, head=other.architecture.head)
         with pytest.raises(UsageError, match=f"past_key_values, which transformers' {model_type} does not take"):
-            write_peft(delta, other, tmp_path / "refused")
+            Peft().write(delta, other, tmp_path / "refused")
     delta = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings | {"text": "follows"})
-    write_peft(delta, backbone, tmp_path / "projected")
+    Peft().write(delta, backbone, tmp_path / "projected")
     base = transformers.BertForSequenceClassification.from_pretrained(
         backbone.folder, num_labels=3, attn_implementation="eager"
     )
@@ -151,7 +151,7 @@ def test_a_prefix_comes_back_to_peft_and_ours_gives_equal_logits_there(tiny, tmp
 @pytest.mark.parametrize("name", ["bert-tags-lora", "roberta-tags-untyped", "bert-spans-lora"])
 def test_heads_of_tokens_come_back_tensor_by_tensor(name, tmp_path):
     backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
-    write_peft(golden(GOLDEN / name, backbone), backbone, tmp_path / "out")
+    Peft().write(golden(GOLDEN / name, backbone), backbone, tmp_path / "out")
     ours, copies = load_file(tmp_path / "out" / "adapter_model.safetensors"), (".original_module.", ".modules_to_save.")
     theirs = {n: t for n, t in theirs_of(name).items() if not any(copy in n for copy in copies)}
     assert set(ours) == set(theirs)
@@ -172,7 +172,7 @@ def test_peft_loads_a_delta_of_another_kind_with_equal_logits(model_type, kind, 
     backbone = open_backbone(str(folder))
     head = backbone.architecture.head if kind == "labels" else None
     delta = random_delta(backbone, "lora", "task", labels, kind=kind, head=head, settings={"rank": 3, "bias": "all"})
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     end = {"tokens": "ForTokenClassification", "spans": "ForQuestionAnswering", "labels": "ForSequenceClassification"}
     auto = getattr(transformers, f"AutoModel{end[kind]}")
     base = auto.from_pretrained(folder, num_labels=len(labels or "12"), attn_implementation="eager")
@@ -221,7 +221,7 @@ def test_an_embedding_is_pefts_feature_extraction_with_the_pooling_outside(model
     assert (delta.card.task_kind.name, delta.card.head_reads) == ("embedding", "mean")
     with torch.no_grad():
         exactly(asked)["vectors"].require(delta.logits(model, inputs).numpy())
-    write_peft(delta, backbone, tmp_path / "ours")
+    Peft().write(delta, backbone, tmp_path / "ours")
     ours, stored = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ours", "theirs"))
     assert ours.keys() == stored.keys() and all(torch.equal(ours[name], stored[name]) for name in ours)
     assert json.loads((tmp_path / "ours" / "adapter_config.json").read_text())["task_type"] == "FEATURE_EXTRACTION"
@@ -255,7 +255,7 @@ def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_pat
     architecture = Elsewhere("bert", LAYOUTS, limits=()).architecture(backbone.config)
     backbone.__dict__["architecture"] = architecture  # a cached property's place
     delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), head="two-story")
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     written = {name.removeprefix("base_model.model.") for name in load_file(tmp_path / "out/adapter_model.safetensors")}
     assert {name for name in written if not name.startswith("elsewhere.encoder.layer.")} == {
         "top.narrow.weight",
@@ -271,7 +271,7 @@ def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_pat
 )
 def test_norms_and_prompts_come_back_tensor_by_tensor(name, tmp_path):
     backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
-    write_peft(golden(GOLDEN / name, backbone), backbone, tmp_path / "out")
+    Peft().write(golden(GOLDEN / name, backbone), backbone, tmp_path / "out")
     ours, theirs = load_file(tmp_path / "out" / "adapter_model.safetensors"), theirs_of(name)
     assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in theirs)
     config, golden_config = (
@@ -295,7 +295,7 @@ def test_peft_loads_norms_and_prompts_with_equal_logits(model_type, method, sett
     folder, labels = tiny(model_type), ("O", "B-X", "I-X")
     backbone = open_backbone(str(folder))
     delta = random_delta(backbone, method, "task", labels, kind="tokens", settings=settings)
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForTokenClassification.from_pretrained(
         folder, num_labels=3, attn_implementation="eager"
     )
@@ -316,21 +316,21 @@ def test_other_methods_and_other_heads_are_refused_by_name(tiny, tmp_path):
         UsageError,
         match=r"no form for bitfit.* what can be written: dora, ia3, layernorm, loha, lokr, lora, prefix, prompt-r",
     ):
-        write_peft(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
+        Peft().write(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
     with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear .*Train it with --head"):
-        write_peft(random_delta(backbone, "lora", "mood", head="linear"), backbone, tmp_path / "out")
+        Peft().write(random_delta(backbone, "lora", "mood", head="linear"), backbone, tmp_path / "out")
     with pytest.raises(UsageError, match=r"over the first position; .* over the first token"):
-        write_peft(random_delta(roomy, "prompt-r", "mood", settings={"length": 2}), roomy, tmp_path / "out")
+        Peft().write(random_delta(roomy, "prompt-r", "mood", settings={"length": 2}), roomy, tmp_path / "out")
     past = {"length": 2, "place": "embeddings"}
     with pytest.raises(UsageError, match="--set place=words"):
         tagged = random_delta(roomy, "prompt-r", "mood", ("O", "B-X"), kind="tokens", settings=past)
-        write_peft(tagged, roomy, tmp_path / "out")
+        Peft().write(tagged, roomy, tmp_path / "out")
     shutil.copytree(GOLDEN / "bert", tmp_path / "mean")
     (tmp_path / "mean" / "1_Pooling").mkdir()
     (tmp_path / "mean" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     mean = open_backbone(str(tmp_path / "mean"))
     with pytest.raises(UsageError, match=r"linear over the mean, .*--head bert-pooler on a copy .* without 1_Pooling"):
-        write_peft(random_delta(mean, "lora", "mood"), mean, tmp_path / "out")
+        Peft().write(random_delta(mean, "lora", "mood"), mean, tmp_path / "out")
     with pytest.raises(UsageError, match="a choice among candidates, and PEFT has no task type for it"):
-        write_peft(random_delta(backbone, "lora", "mood", None, kind="choice"), backbone, tmp_path / "out")
+        Peft().write(random_delta(backbone, "lora", "mood", None, kind="choice"), backbone, tmp_path / "out")
     assert not (tmp_path / "out").exists()

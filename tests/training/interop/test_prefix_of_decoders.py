@@ -21,7 +21,7 @@ from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 peft = pytest.importorskip("peft")
 P, STEPS = 3, 10
@@ -113,7 +113,7 @@ def test_what_peft_trained_gives_its_labels(backbone: Backbone, tmp_path: Path):
 def test_ours_gives_its_logits_in_peft_and_comes_back(backbone: Backbone, tmp_path: Path, projection: int):
     settings = {"length": P, "projection": projection}
     delta = random_delta(backbone, "prefix", "t", None, settings=settings, head="text").eval()
-    write_peft(delta, backbone, tmp_path / "peft")
+    Peft().write(delta, backbone, tmp_path / "peft")
     base = transformers.AutoModelForCausalLM.from_pretrained(backbone.folder, attn_implementation="eager")
     model = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
     ids = torch.from_numpy(rows(backbone)["input_ids"][:1])

@@ -13,7 +13,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 LAYER = "encoder.layer.0.output.dense"
 peft = pytest.importorskip("peft")
@@ -60,7 +60,7 @@ def test_a_module_that_is_saved_whole_gives_pefts_logits(whole, bias, dora, tiny
 def test_peft_loads_factors_beside_a_layer_that_is_trained_whole_with_equal_logits(method, part, role, tiny, tmp_path):
     backbone, settings = open_backbone(str(tiny("bert"))), {"roles": (role,), "whole": (f"{LAYER}.{part}",)}
     delta = random_delta(backbone, method, "task", ("a", "b", "c"), settings=settings, head="bert-pooler")
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         backbone.folder, num_labels=3, attn_implementation="eager"
     )
@@ -75,7 +75,7 @@ def test_where_every_layer_with_factors_is_trained_whole_nothing_is_written(tiny
     settings["whole"] = (f"{LAYER.replace('0', '1')}.weight",)
     delta = random_delta(backbone, "lora", "task", settings=settings, head="bert-pooler")
     with pytest.raises(UsageError, match="is trained whole too"):
-        write_peft(delta, backbone, tmp_path / "out")
+        Peft().write(delta, backbone, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("bias", "targets"), [("none", "all-linear"), ("all", ["query"]), ("lora_only", ["dense"])])

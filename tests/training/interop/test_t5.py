@@ -25,7 +25,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.untrained import Labels
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.interop.base import ImportRequest, importer_of
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 TEXT = GOLDEN / "text"
 LABELS = ("no", "not no", "not", "perhaps")  # one of them begins another
@@ -192,7 +192,7 @@ def test_a_task_that_writes_text_is_refused_with_what_can_be_imported(labels: tu
 )
 def test_what_peft_wrote_comes_back_tensor_by_tensor(name: str, tmp_path: Path):
     backbone = text_backbone(name)
-    write_peft(imported(TEXT / name, backbone), backbone, tmp_path / "out")
+    Peft().write(imported(TEXT / name, backbone), backbone, tmp_path / "out")
     ours, golden = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "out", TEXT / name))
     assert set(ours) == set(golden) and all(torch.equal(ours[key], golden[key]) for key in golden)
     written = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
@@ -209,7 +209,7 @@ def test_peft_loads_our_delta_with_equal_scores(method: str, settings: dict[str,
 
     backbone = text_backbone("t5")
     delta = random_delta(backbone, method, "task", LABELS, settings=settings)
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSeq2SeqLM.from_pretrained(backbone.folder, attn_implementation="eager")
     rows, trie = rows_beside(backbone), backbone.trie(LABELS)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from tolerance import exactly
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError
-from edgepeft.training.interop.peft import write_peft
+from edgepeft.training.interop.peft import Peft
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, tiny, tmp_path):
     backbone = open_backbone(str(folder))
     settings = {"rank": 9, "seed": 5, "roles": ("key", "ffn_up", "ffn_output"), "skip_layers": 1}
     delta = random_delta(backbone, "vera", "task", ("a", "b", "c"), settings=settings)
-    write_peft(delta, backbone, tmp_path / "out")
+    Peft().write(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=3, attn_implementation="eager"
     )

@@ -58,8 +58,10 @@ class LycorisConfig(RankedConfig):
                 found = {part: state[f"{module}.{self.stem}{part}"] for part in theirs[module]}
                 first = next(iter(found))
                 found[first] = found[first] * (self.scale_at(module) / method.scale)
-                ours = _shapes(method, site).items()
-                values |= {f"{site.name}/{part}": _fitted(found, part, shape) for part, shape in ours}
+                for part, (rows, columns) in _shapes(method, site).items():  # of a rank that is theirs or larger
+                    own = found[part] if part in found else found[f"{part}_a"] @ found[f"{part}_b"]
+                    more = (0, columns - own.shape[1], 0, rows - own.shape[0])
+                    values[f"{site.name}/{part}"] = functional.pad(own, more)
             return values
 
         shapes = {f"{at}.{self.stem}{part}": shape for at, parts in theirs.items() for part, shape in parts.items()}
@@ -88,14 +90,6 @@ def _shapes(method: RankedUpdates, site: Site) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         module = method.build_at(site)
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-
-
-def _fitted(found: Mapping[str, Tensor], part: str, shape: tuple[int, ...]) -> Tensor:
-    """Ours, of a rank that is theirs or larger."""
-    if part not in found:
-        return found[f"{part}_a"] @ found[f"{part}_b"]
-    rows, columns = found[part].shape
-    return functional.pad(found[part], (0, shape[1] - columns, 0, shape[0] - rows))
 
 
 class LohaConfig(LycorisConfig):
