@@ -4,18 +4,17 @@ Rates are medians of a few steps, each in a worker of its own with nothing limit
 are read meanwhile: the profile of a board that throttles says so in its ``about``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 from pydantic import JsonValue
 
-from edgepeft.bench.measuring.measure import ProgressCallback, WorkerProcess
+from edgepeft.bench.measuring.measure import ProgressCallback, Start, WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Series, Watched, throttled_samples
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import CHAINS, COPIED_BYTES, GEMM_FLOPS, MORE_OPERATORS
@@ -28,7 +27,6 @@ from edgepeft.device.profiles import Profile, ReferenceEncoder, known_profiles
 from edgepeft.device.sensors import Meter, Sensors, number
 
 TomlTable = dict[str, JsonValue]  # of the profile's TOML
-StartFree = Callable[[str, Job], AbstractContextManager[Any]]
 _ROUNDS = 5
 _LOOK_SECONDS, _BUSY = 0.5, 0.15
 _DECIDING = ("atomics", "asimddp", "asimdhp", "fphp")  # what an Arm processor may lack, by the kernel's names
@@ -44,7 +42,7 @@ _BASE_NEEDS = 1_600_000_000
 class _Bench:
     """Starts workers, and keeps their samples with the board's condition."""
 
-    start: StartFree
+    start: Start
     sensors: Sensors
     meter: Meter
     seen: Series = field(default_factory=Series)
@@ -52,6 +50,7 @@ class _Bench:
     def samples(self, label: str, job: Job, batches: Sequence[int] = (0,)) -> Iterator[list[Sample]]:
         """Samples of the steps on each of ``batches``, after one that does not count."""
         with self.start(label, job) as worker:
+            worker.ready()
             watched = Watched(worker, self.sensors, self.meter)
             for batch in batches:
                 watched.step(batch)
@@ -68,7 +67,7 @@ class _Bench:
 def measured_profile(
     name: str,
     *,
-    start: StartFree | None = None,
+    start: Start | None = None,
     root: Path = ROOT,
     progress: ProgressCallback = lambda what, done, total: None,
 ) -> tuple[TomlTable, list[str]]:
@@ -80,7 +79,7 @@ def measured_profile(
     flags, memory, board = machine.isa_flags(proc), memory_bytes(proc), machine.board_name(root)
     absent: list[JsonValue] = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
     cores, busy = usable_cores(), psutil.cpu_percent(interval=_LOOK_SECONDS) / 100
-    bench = _Bench(start or _started, Sensors(root), Meter(root))
+    bench = _Bench(start or partial(WorkerProcess, limits=Limits()), Sensors(root), Meter(root))
     made = f"measured by edgepeft {versions['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
     with_runtime = f"{made} with ONNX Runtime {versions.get(_RUNTIME, '?')}"
     figures = dict(_figures(bench, cores, root, (made, with_runtime), progress))
@@ -108,12 +107,6 @@ def measured_profile(
     document["about"] = " ".join([about, *notes])
     Profile.model_validate(document, strict=False)  # that what is written can be read
     return document, notes
-
-
-def _started(label: str, job: Job) -> AbstractContextManager[Any]:
-    worker = WorkerProcess(label, job, Limits())
-    worker.ready()
-    return worker
 
 
 def _figure(value: JsonValue, unit: str, source: str, title: str = "") -> TomlTable:

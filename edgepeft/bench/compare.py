@@ -14,7 +14,6 @@ beyond its allowance has regressed, without statistics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
@@ -158,7 +157,17 @@ def compare_results(
     missing = tuple(old[key].label for key in old if key not in fresh)
     added = tuple(fresh[key].label for key in fresh if key not in old)
     metrics, lacking = _judge_metrics(base, new)
-    _refuse_other_work(base, new, (*missing, *lacking), added, any_common=bool(common or metrics), partial=partial)
+    listed = "".join(f"\n  only in {base.path}: {label}" for label in (*missing, *lacking))
+    listed += "".join(f"\n  only in {new.path}: {label}" for label in added)
+    if not (common or metrics):
+        raise UsageError(
+            f"{base.path} and {new.path} have no measured result in common; run both with the same options.{listed}"
+        )
+    if (missing or lacking) and not partial:  # a gate that silently judged less than the baseline holds would be none
+        raise UsageError(
+            f"{new.path} lacks results that {base.path} has; measure the same tasks and lengths, take a new baseline, "
+            f"or judge what both hold with --partial.{listed}"
+        )
     notes = _conditions(base, new, normalise) if common else []
     verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
     notes += [f"{v.result.label}: too few samples to judge; measure more rounds" for v in verdicts if v.too_few]
@@ -169,24 +178,6 @@ def compare_results(
         elif abs((host := 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value) - 1.0) > _HOST_MOVED:
             notes.append(f"{workload}: the host's GEMM rate was {host - 1.0:+.1%} against the base run")
     return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, tuple(notes))
-
-
-def _refuse_other_work(
-    base: ResultFile, new: ResultFile, missing: Sequence[str], added: Sequence[str], *, any_common: bool, partial: bool
-) -> None:
-    """A gate that silently judged less than the baseline holds would be none."""
-    if any_common and (partial or not missing):
-        return
-    listed = "".join(f"\n  only in {base.path}: {label}" for label in missing)
-    listed += "".join(f"\n  only in {new.path}: {label}" for label in added)
-    if not any_common:
-        raise UsageError(
-            f"{base.path} and {new.path} have no measured result in common; run both with the same options.{listed}"
-        )
-    raise UsageError(
-        f"{new.path} lacks results that {base.path} has; measure the same tasks and lengths, take a new baseline, "
-        f"or judge what both hold with --partial.{listed}"
-    )
 
 
 def _verdict(

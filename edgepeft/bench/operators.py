@@ -1,4 +1,4 @@
-"""What the operators of a graph do: counted without a clock, and timed by ONNX Runtime's profiler.
+"""What the operators of a graph do: counted without a clock or under QEMU, and timed by ONNX Runtime's profiler.
 
 Counted figures are the same in every run and on every host: nodes, operations and bytes are those of the graph as it is
 written, before any engine's optimisation; the peak of its activations follows from their shapes.  The work is the first
@@ -24,6 +24,7 @@ from edgepeft.bench.measuring.measure import Start
 from edgepeft.bench.planning.job import Job, random_batch
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.target import BenchSubject
+from edgepeft.bench.qemu import CPU, Guest, instructions_of
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads.probes import COPIED_BYTES, GEMM_FLOPS
@@ -72,6 +73,21 @@ def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 
             "peak_activation_bytes": peak_bytes(graph.graph, walk(graph, inputs).specs),
         }
         entries.append(MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own}))
+    return entries
+
+
+def count_instructions(
+    guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
+) -> list[MetricsRecord]:
+    """Entries for the result's ``metrics``: the backbone and every task on the first of these rows."""
+    bundle, architecture, row = subject.bundle, subject.architecture, lengths[:1]
+    inputs = random_batch(row, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
+    entries = []
+    for task in (None, *(task.name for task in subject.tasks)):
+        what = f"task {task}" if task else "backbone"
+        of = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
+        counted = instructions_of(guest, bundle.graph(task), bundle.weights, inputs)
+        entries.append(MetricsRecord(of=of, values={"instructions": counted}))
     return entries
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgepeft.bench.planning.job import random_batch
-from edgepeft.bench.planning.target import BenchSubject
-from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import package_data
@@ -154,21 +151,6 @@ names = [value.name for value in session.get_outputs()]
 for _ in range(runs):
     session.run(names, feed)
 """
-
-
-def count_instructions(
-    guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
-) -> list[MetricsRecord]:
-    """Entries for the result's ``metrics``: the backbone and every task on the first of these rows."""
-    bundle, architecture, row = subject.bundle, subject.architecture, lengths[:1]
-    inputs = random_batch(row, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
-    entries = []
-    for task in (None, *(task.name for task in subject.tasks)):
-        what = f"task {task}" if task else "backbone"
-        of = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
-        counted = instructions_of(guest, bundle.graph(task), bundle.weights, inputs)
-        entries.append(MetricsRecord(of=of, values={"instructions": counted}))
-    return entries
 
 
 def instructions_of(guest: Guest, model: onnx.ModelProto, weights: Path, inputs: Mapping[str, NDArray[Any]]) -> float:

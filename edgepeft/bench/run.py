@@ -19,13 +19,13 @@ from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.measuring.emulation import StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, Measuring, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
-from edgepeft.bench.operators import count_metrics, profile_all
+from edgepeft.bench.operators import count_instructions, count_metrics, profile_all
 from edgepeft.bench.planning import plan
 from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.target import BenchedTask, write_random_tokenizer
-from edgepeft.bench.qemu import Guest, count_instructions, find_guest
+from edgepeft.bench.qemu import Guest, find_guest
 from edgepeft.bench.result import conditions
 from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, result_rows, row_of
 from edgepeft.bench.result.schema import BenchResult, BenchRow, MetricsRecord, PredictionRecord, ScheduleRecord
@@ -172,7 +172,15 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
 
 def _predicted_row(work: ResolvedRequest, task: BenchedTask | None) -> BenchRow:
     """Means over the batches, the interval as throughput, and what the first batch's classes took."""
-    prompt, profile, predictions = task.prompt_length if task else 0, work.profile, _predictions(work, task)
+    prompt, profile, subject = task.prompt_length if task else 0, work.profile, work.subject
+    graph = subject.bundle.graph(task.name if task else None)
+    precision = subject.bundle.manifest.backbone.weights_dtype
+    vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
+    by_batch = dict[tuple[int, ...], Predicted]()  # of equal batches, which are predicted once
+    for batch in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
+        inputs = random_batch(batch, vocab_size=vocab_size, pad_id=pad_id, seed=0)
+        by_batch[batch] = predict_seconds(count_run(graph, inputs).works, profile, precision=precision)
+    predictions = [by_batch[batch] for batch in work.batches]
     rows = [tokens + prompt for batch in work.batches for tokens in batch]
     first, n, instances = predictions[0], len(predictions), len(rows)  # of one graph: all are known, or none
     known = [one.seconds for one in predictions if one.seconds is not None]
@@ -196,25 +204,12 @@ def _predicted_row(work: ResolvedRequest, task: BenchedTask | None) -> BenchRow:
         samples_s=(),
         instances_per_minute=60 * instances / seconds if known else None,
         statistics=summarised((), alike=True),
-        flops_per_instance=flops_per_instance(work.subject.architecture, rows),
+        flops_per_instance=flops_per_instance(subject.architecture, rows),
         warnings=() if known else (f"not predictable: see the notes of {profile.name}",),
         predicted=predicted,
         throttled=False,
         energy=energy_from_power(profile, seconds, instances) if known else None,
     )
-
-
-def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predicted]:
-    """The prediction of each batch; equal ones are made once."""
-    subject = work.subject
-    graph = subject.bundle.graph(task.name if task else None)
-    precision = subject.bundle.manifest.backbone.weights_dtype
-    vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
-    known: dict[tuple[int, ...], Predicted] = {}
-    for rows in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
-        inputs = random_batch(rows, vocab_size=vocab_size, pad_id=pad_id, seed=0)
-        known[rows] = predict_seconds(count_run(graph, inputs).works, work.profile, precision=precision)
-    return [known[rows] for rows in work.batches]
 
 
 def _pack(bundle: Bundle) -> None:

@@ -58,8 +58,17 @@ def publish(
         raise UsageError(f"the repository {repository} lies in the bundle {folder}; choose a folder outside of it.")
     offered = _offered(folder, tasks)
     with _opened(repository, keys, days, new=True, thresholds=thresholds) as (found, made):
-        before = _published(found, channel)
-        wanted = offered if before is None else _merged(before.manifest, offered, channel)
+        before, wanted = _published(found, channel), offered
+        if before is not None:  # the channel's tasks with those offered
+            there = before.manifest
+            stay = [name for name in there.tasks if name not in offered.tasks]
+            if stay and not layout.same_base(there.model_copy(update={"templates": offered.templates}), offered):
+                raise UsageError(
+                    f"the channel {channel} has the tasks {', '.join(stay)} on another backbone than this bundle's. "
+                    f"Add them to the bundle, or take them out first: "
+                    f"{' '.join(f'--withdraw {name}' for name in stay)}."
+                )
+            wanted = offered.model_copy(update={"tasks": {**there.tasks, **offered.tasks}})
         bundle, targets = Bundle(folder), {} if before is None else dict(before.targets)
         kept = {  # a task's file may lie beside its usual place
             f"{TASKS_FOLDER}/{task}{suffix}": bundle.current(task, suffix)
@@ -163,17 +172,6 @@ def _offered(folder: Path, tasks: Collection[str] | None) -> Manifest:
     files = manifest.files or {name: sha256_of(folder / name) for name in BUNDLE_FILES if (folder / name).is_file()}
     chosen = {name: entry for name, entry in manifest.tasks.items() if tasks is None or name in tasks}
     return layout.without_training(manifest.model_copy(update={"tasks": chosen, "files": files}))
-
-
-def _merged(before: Manifest, offered: Manifest, channel: str) -> Manifest:
-    """The channel's tasks with those offered."""
-    stay = [name for name in before.tasks if name not in offered.tasks]
-    if stay and not layout.same_base(before.model_copy(update={"templates": offered.templates}), offered):
-        raise UsageError(
-            f"the channel {channel} has the tasks {', '.join(stay)} on another backbone than this bundle's. Add them "
-            f"to the bundle, or take them out first: {' '.join(f'--withdraw {name}' for name in stay)}."
-        )
-    return offered.model_copy(update={"tasks": {**before.tasks, **offered.tasks}})
 
 
 def _store(path: Path, targets: Path, name: str, sha256: str) -> None:

@@ -3,7 +3,8 @@
     SWEEP/sweep.json             the plan, and its cells
     SWEEP/runs/<hash>/           the delta that `edgepeft train` writes, or its checkpoints
     SWEEP/runs/<hash>.json       how the run ended
-    SWEEP/results.jsonl          both in one line a run, instead of folders, once the sweep was folded
+    SWEEP/results.jsonl          both in one line a run, instead of folders, once the sweep was folded; or, where
+                                 somebody compressed it, results.jsonl.gz
     SWEEP/states/                hidden states that runs have in common, until all are over
 
 A run's name is the hash of what ``train`` records as asked, so that equal runs are one, and none is computed twice.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
@@ -124,11 +126,22 @@ class Sweep:
         """The options of a cell's run, with the paths that its data and backbone have here."""
         return placed(cell.options, self.folder)
 
+    @property
+    def _results_file(self) -> Path:
+        path, compressed = self.folder / RESULTS_FILE, self.folder / f"{RESULTS_FILE}.gz"
+        return compressed if compressed.is_file() and not path.is_file() else path
+
     @cached_property
     def results(self) -> Mapping[str, Result]:
         """The lines of ``results.jsonl`` by their runs' names; none where the sweep was not folded."""
-        path, found, reader = self.folder / RESULTS_FILE, dict[str, Result](), TypeAdapter(Result)
-        for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
+        path, found, reader = self._results_file, dict[str, Result](), TypeAdapter(Result)
+        written = path.read_bytes() if path.is_file() else b""
+        if path.suffix == ".gz":
+            try:
+                written = gzip.decompress(written)
+            except (OSError, EOFError, zlib.error) as error:
+                raise DataError(f"{path} is damaged ({error}); restore it, or remove it to run all again.") from None
+        for number, line in enumerate(written.splitlines(), 1):
             try:
                 result = reader.validate_json(line)
             except ValidationError as error:
@@ -201,7 +214,7 @@ class Sweep:
         except (OSError, ValueError, KeyError, zlib.error) as error:
             what, remove = f"{path} is damaged", f"{path.parent} to run it again"
             if folded:
-                what, remove = f"{self.folder / RESULTS_FILE}: the answers of {cell.name} are damaged", "its line"
+                what, remove = f"{self._results_file}: the answers of {cell.name} are damaged", "its line"
             raise BundleError(f"{what} ({error}); remove {remove}.") from None
 
     def folded(self) -> Sweep:
@@ -211,8 +224,9 @@ class Sweep:
         """
         lines = {**self.results, **{each.run: each for cell in self.cells if (each := self._result(cell))}}
         plain = (TypeAdapter(Result).dump_python(each, mode="json", exclude_defaults=True) for each in lines.values())
-        written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in plain)
-        write_atomically(self.folder / RESULTS_FILE, written.encode(errors="replace"))
+        written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in plain).encode(errors="replace")
+        path = self._results_file
+        write_atomically(path, gzip.compress(written, mtime=0) if path.suffix == ".gz" else written)
         with contextlib.suppress(FileNotFoundError), own_folder(self.folder, RUNS) as runs:
             for name in lines:
                 shutil.rmtree(runs / name, ignore_errors=True)
@@ -255,7 +269,7 @@ class Sweep:
     def forget_shared(self) -> None:
         """Remove what the runs that are over had in common, and what killed ones left."""
         shutil.rmtree(self.shared, ignore_errors=True)  # which stops at a link
-        drop_unfinished(self.folder, SWEEP_FILE, RESULTS_FILE)
+        drop_unfinished(self.folder, SWEEP_FILE, self._results_file.name)
         with contextlib.suppress(FileNotFoundError), own_folder(self.folder, RUNS) as runs:
             drop_unfinished(runs)
             for cell in self.cells:

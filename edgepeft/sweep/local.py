@@ -94,7 +94,13 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    _start_server()
+    # The server starts here: Ctrl-C is the sweep's while it imports, too, which takes seconds.
+    resource_tracker.ensure_running()  # which lets the signal through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as what is started has it
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     left, running, free = list(jobs), list[_Running](), [n % gpus for n in range(workers)] if gpus else []
     try:
         while left or running:
@@ -121,16 +127,6 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
                 yield said
     finally:
         _end(running)
-
-
-def _start_server() -> None:
-    """Start what forks processes.  Ctrl-C is the sweep's while they import, too, which takes seconds."""
-    resource_tracker.ensure_running()  # which lets the signal through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as what is started has it
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _started(context: multiprocessing.context.ForkServerContext, job: Job, tries: int = 0) -> _Running:

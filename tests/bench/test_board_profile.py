@@ -32,6 +32,9 @@ class Work:
     def __init__(self, board, job):
         self.board, self.job = board, job
 
+    def ready(self):
+        pass
+
     def step(self, batch):
         self.board.steps += 1
         if self.board.steps == self.board.throttle_at:

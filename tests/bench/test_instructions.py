@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgepeft.bench import qemu
+from edgepeft.bench.operators import count_instructions
 from edgepeft.bench.planning.target import random_subject
-from edgepeft.bench.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
+from edgepeft.bench.qemu import MORE, ROOT_VARIABLE, Guest, find_guest
 from edgepeft.bench.run import run_benchmark
 from edgepeft.options.verbs import BenchOptions
 

@@ -1,6 +1,7 @@
 """A whole sweep: what is computed, what is not computed again, what is dropped, and the table that follows."""
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import shutil
@@ -226,6 +227,28 @@ def test_lines_of_results_make_the_same_table_and_are_not_run_again(done):
         (cell.name, cell.data, cell.method, cell.rate, cell.seed) for cell in done.cells
     ]
     assert run(folded) == ([], {})
+
+
+def test_compressed_results_are_read_and_go_on_compressed(swept):
+    done = swept()
+    run(done)
+    before, gone = document(done), done.cells[0].name
+    path = fold(done).folder / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    compressed = path.with_suffix(".jsonl.gz")
+    compressed.write_bytes(gzip.compress(b"".join(lines)))
+    assert document(open_sweep(done.folder)) == before
+    compressed.write_bytes(gzip.compress(b"".join(line for line in lines if gone.encode() not in line)))
+    told, failed = run(swept())
+    assert {each.job.cell.name for each in told} == {gone} and not failed
+    assert document(fold(swept())) == before and not path.exists()
+    assert sorted(json.loads(line)["run"] for line in gzip.decompress(compressed.read_bytes()).splitlines()) == sorted(
+        cell.name for cell in done.cells
+    )
+    compressed.write_bytes(compressed.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"results\.jsonl\.gz is damaged"):
+        document(open_sweep(done.folder))
 
 
 def test_what_is_not_over_stays_when_the_others_are_folded(swept):

@@ -162,7 +162,12 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
         notes = [f"no row has the label {', '.join(absent)}: left out"] if absent else []
         yield Section(f"classes-{number}", f"{found.task}: {title}", text, *classes, notes=notes)
         if found.confusion:
-            yield _confusion(f"confusion-{number}", name, found)
+            names, counts = by_class.matrix(found.confusion)
+            text, head = f"{name}. Rows of each label, by what was answered.", ("label \\ answer", *names)
+            rows: list[tuple[Cell, ...]] = [(one, *row) for one, row in zip(names, counts, strict=True)]
+            draw = partial(by_class.plot_confusion, names=names, counts=counts)
+            key, title, inches = f"confusion-{number}", f"{found.task}: confusion", by_class.confusion_inches(names)
+            yield Section(key, title, text, head, rows, draw, inches)
         if found.figures is not None and found.by_class:
             scores = by_class.figure_rows(found.figures)
             yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", *scores)
@@ -186,14 +191,6 @@ def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Itera
     if found:
         rows = [[of(each) for _, of in shown] for each in found]
         yield Section(key, title, text, [name for name, _ in shown], rows)
-
-
-def _confusion(key: str, name: str, found: EvalSummary) -> Section:
-    names, counts = by_class.matrix(found.confusion)
-    text, head = f"{name}. Rows of each label, by what was answered.", ("label \\ answer", *names)
-    rows: list[tuple[Cell, ...]] = [(one, *row) for one, row in zip(names, counts, strict=True)]
-    draw = partial(by_class.plot_confusion, names=names, counts=counts)
-    return Section(key, f"{found.task}: confusion", text, head, rows, draw, by_class.confusion_inches(names))
 
 
 class Baseline(Part):

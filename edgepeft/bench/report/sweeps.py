@@ -22,7 +22,7 @@ _BY_EVAL = "Of each method the rate whose evaluation rows score best in the mean
 
 
 def swept(sweeps: Sequence[tuple[str, Sweep]]) -> Iterator[Section]:
-    """The sections of each sweep."""
+    """Of each sweep its tables; learning curves, where there are sizes; rates, where a method has several; its runs."""
     for number, (name, sweep) in enumerate(sweeps):
         found = columns(sweep)
         for place, ((backbone, size), group) in enumerate(grouped(found).items()):
@@ -31,8 +31,20 @@ def swept(sweeps: Sequence[tuple[str, Sweep]]) -> Iterator[Section]:
             for what in _UNITS:
                 yield _against(key, name, of, group, what)
         if len({column.place[2] for column in found}) > 1:
-            yield from _sizes(f"sweep-{number}-sizes", name, found)
-        yield from _rates(f"sweep-{number}-rates", name, found)
+            text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
+            for n, (backbone, data) in enumerate(dict.fromkeys(column.place[:2] for column in found)):
+                own = [column for column in found if column.place[:2] == (backbone, data)]
+                arms = [arm for column in own for arm in column.chosen.values()]
+                key, title = f"sweep-{number}-sizes-{n}", f"Learning curves: {data}, {backbone}"
+                yield _lines(key, title, text, "training rows", arms, of="rows")
+        text = f"{name}. Test scores at each learning rate; bars are a deviation over seeds."
+        for n, column in enumerate(found):
+            times = Counter(arm.method for arm in column.arms)
+            several = sorted((arm for arm in column.arms if times[arm.method] > 1), key=lambda arm: arm.rate)
+            if several:
+                backbone, data, size = column.place
+                key, title = f"sweep-{number}-rates-{n}", f"Rates: {data}, {size}, {backbone}"
+                yield _lines(key, title, text, "learning rate", several, of="rate")
         yield _runs(f"sweep-{number}-runs", name, sweep)
 
 
@@ -77,26 +89,6 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
     text, header = f"{name}. The mean test score over {sets}, against {unit}.", ("method", unit, "mean score, %")
     rows = [(method, round(size), _rounded(score)) for method, (size, score) in points.items()]
     return Section(f"{key}-{what}", f"Scores and {unit}: {of}", text, header, rows, draw, (7.0, 4.5))
-
-
-def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
-    """Learning curves: the score of each method by how many rows trained it."""
-    text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
-    for n, (backbone, data) in enumerate(dict.fromkeys(column.place[:2] for column in found)):
-        own = [column for column in found if column.place[:2] == (backbone, data)]
-        arms = [arm for column in own for arm in column.chosen.values()]
-        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", arms, of="rows")
-
-
-def _rates(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
-    """Scores by learning rate, where a method has several."""
-    text = f"{name}. Test scores at each learning rate; bars are a deviation over seeds."
-    for n, column in enumerate(found):
-        times = Counter(arm.method for arm in column.arms)
-        several = sorted((arm for arm in column.arms if times[arm.method] > 1), key=lambda arm: arm.rate)
-        if several:
-            backbone, data, size = column.place
-            yield _lines(f"{key}-{n}", f"Rates: {data}, {size}, {backbone}", text, "learning rate", several, of="rate")
 
 
 def _lines(key: str, title: str, text: str, x: str, arms: Sequence[Arm], *, of: str) -> Section:

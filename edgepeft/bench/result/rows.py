@@ -25,47 +25,45 @@ def result_rows(
     measured: Sequence[Measured], work: ResolvedRequest, setting: Setting, *, meter: Meter | None, rounds: int
 ) -> tuple[schema.BenchRow, ...]:
     """One row per unit, ratios to the others of its workload included; ``rounds`` were asked for."""
-    rows = (_row(one, work, setting, meter, rounds) for one in measured)
-    return tuple(
-        row.model_copy(update={"ratio_to": _ratios(one, measured)}) for row, one in zip(rows, measured, strict=True)
-    )
-
-
-def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | None, rounds: int) -> schema.BenchRow:
-    unit, series, architecture = one.unit, one.series, work.subject.architecture
-    seconds, sizes = series.seconds, [len(unit.job.batches[index]) for index in series.batches] if unit.job else []
-    # Of single steps; under a quota a sample is the mean of several.
-    single = [step for sample in series.samples for step in sample.each or (sample.seconds,)]
-    latency: dict[str, float | None] = {}
-    if setting.calibrated is None or setting.calibrated.percentiles:
-        latency = {f"p{p}": statistics.percentile(single, p) for p in (50, 90, 99)}
-    board, readings = None, [sample.conditions for sample in series.samples]
-    if any(readings):
-        names = schema.BoardRecord.model_fields
-        board = schema.BoardRecord(**{name: tuple(getattr(x, name, None) for x in readings) for name in names})
-    flops = None
-    if (job := _counted(one)) is not None:
-        rows = [n for batch in job.batches for n in _tokens(one, batch)]
-        flops = flops_per_instance(architecture, rows, unit.workload, full=unit.role is UnitRole.FULL)
-    return row_of(
-        work,
-        unit,
-        setting.threads,
-        samples_s=tuple(seconds),
-        warmup_s=tuple(sample.seconds for sample in series.warmup),
-        sample_batches=tuple(series.batches),
-        instances_per_minute=statistics.instances_per_minute(sizes, seconds) if seconds else None,
-        statistics=statistics.summarised(seconds, alike=bool(comparable(one))),
-        latency_s=schema.LatencyRecord(**latency),
-        peak_rss_bytes=one.peak_rss_bytes,
-        cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
-        flops_per_instance=flops,
-        gemm_fraction=_gemm_fraction(one, architecture),
-        warnings=tuple(warnings_of(one, rounds)),
-        conditions=board,
-        throttled=bool(throttled_samples(series)),
-        energy=energy_of(series, sizes, None if setting.mode == "limits" else setting.profile, meter),
-    )
+    made, architecture = [], work.subject.architecture
+    for one in measured:
+        unit, series = one.unit, one.series
+        seconds, sizes = series.seconds, [len(unit.job.batches[index]) for index in series.batches] if unit.job else []
+        # Of single steps; under a quota a sample is the mean of several.
+        single = [step for sample in series.samples for step in sample.each or (sample.seconds,)]
+        latency: dict[str, float | None] = {}
+        if setting.calibrated is None or setting.calibrated.percentiles:
+            latency = {f"p{p}": statistics.percentile(single, p) for p in (50, 90, 99)}
+        board, readings = None, [sample.conditions for sample in series.samples]
+        if any(readings):
+            names = schema.BoardRecord.model_fields
+            board = schema.BoardRecord(**{name: tuple(getattr(x, name, None) for x in readings) for name in names})
+        flops = None
+        if (job := _counted(one)) is not None:
+            lengths = [n for batch in job.batches for n in _tokens(one, batch)]
+            flops = flops_per_instance(architecture, lengths, unit.workload, full=unit.role is UnitRole.FULL)
+        row = row_of(
+            work,
+            unit,
+            setting.threads,
+            samples_s=tuple(seconds),
+            warmup_s=tuple(sample.seconds for sample in series.warmup),
+            sample_batches=tuple(series.batches),
+            instances_per_minute=statistics.instances_per_minute(sizes, seconds) if seconds else None,
+            statistics=statistics.summarised(seconds, alike=bool(comparable(one))),
+            latency_s=schema.LatencyRecord(**latency),
+            peak_rss_bytes=one.peak_rss_bytes,
+            cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
+            flops_per_instance=flops,
+            gemm_fraction=_gemm_fraction(one, architecture),
+            warnings=tuple(warnings_of(one, rounds)),
+            conditions=board,
+            throttled=bool(throttled_samples(series)),
+            energy=energy_of(series, sizes, None if setting.mode == "limits" else setting.profile, meter),
+            ratio_to=_ratios(one, measured),
+        )
+        made.append(row)
+    return tuple(made)
 
 
 def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> schema.BenchRow:
