@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -18,7 +18,6 @@ from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Verification
@@ -32,6 +31,9 @@ from edgepeft.graph.protos import copied, external_tensors, place_of, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.validate import MAX_PARTS, check_sound, more_parts_than
+
+if TYPE_CHECKING:
+    from edgepeft.backbones.text import TextGraphs
 
 BACKBONE_FILE = "backbone.onnx"
 ENCODER_FILE, DECODER_FILE = "encoder.onnx", "decoder.onnx"
@@ -135,6 +137,8 @@ class Bundle:
                 f"{self.folder} cannot write text: it has no {ENCODER_FILE} and {DECODER_FILE}. A bundle that was made "
                 "before edgepeft wrote text must be exported again; a backbone without a decoder writes none."
             )
+        from edgepeft.backbones.text import TextGraphs
+
         graphs = TextGraphs(self._graph(ENCODER_FILE, text.encoder), self._graph(DECODER_FILE, text.decoder))
         if (cache := graphs.unequal()) is not None:
             raise BundleError(
@@ -223,12 +227,14 @@ class Bundle:
         """The graphs that write a task's text, or the bare backbone's for None; weights stay in their file."""
         _, graphs = self.checkpoint, self.text_graphs  # first, as above
         if task is None:
-            return TextGraphs(*map(copied, graphs))
+            return graphs._replace(encoder=copied(graphs.encoder), decoder=copied(graphs.decoder))
         return self.text_graphs_with(self.delta_graph(task))
 
     def text_graphs_with(self, delta: onnx.ModelProto) -> TextGraphs:
         """The same of a delta graph."""
-        return TextGraphs(*splice_text(*self.text_graphs, delta, self.manifest.backbone.sites, self.checkpoint))
+        graphs = self.text_graphs
+        encoder, decoder = splice_text(*graphs, delta, self.manifest.backbone.sites, self.checkpoint)
+        return graphs._replace(encoder=encoder, decoder=decoder)
 
     def prompt_length(self, task: str | None) -> int:
         """Tokens that a task puts in front of each row; 0 of the bare backbone."""

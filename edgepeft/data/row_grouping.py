@@ -38,15 +38,6 @@ def grouped(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
     return found
 
 
-def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join parts [n, C, ...], or [n, K, ...] padded to the largest K."""
-    most = max(part.shape[1] for part in parts)
-    rest = [(0, 0)] * (parts[0].ndim - 2)
-    return np.concatenate(
-        [np.pad(part, [(0, 0), (0, most - part.shape[1]), *rest], constant_values=LOWEST) for part in parts]
-    )
-
-
 def members(counts: NDArray[Any], chosen: Sequence[int]) -> list[int]:
     """List the token rows of the chosen rows, in their order."""
     ends = np.cumsum(counts)

@@ -276,8 +276,6 @@ class _RowReader:
 
     def _tagged(self, record: dict[str, Any], where: str) -> dict[str, Any]:
         """Return a row of words, or of a text with spans, by the usual names of its columns."""
-        from edgepeft.data.words import Words
-
         columns = self.columns
         if columns.text is not None and isinstance(record.get(columns.text), list):
             record = {**record, "words": record[columns.text]}
@@ -289,6 +287,8 @@ class _RowReader:
             raise DataError(f"{where}: words are a list of texts; found {shown(words)}.")
         if any(not word.strip() for word in words or ()):
             raise DataError(f"{where}: a word is empty or blank: {shown(words)}; leave it and its tag out.")
+        from edgepeft.data.words import Words
+
         found = {**record, columns.names[0]: record["text"] if words is None else Words(words)}
         if self._labels and columns.label in record and isinstance(record[columns.label], list):
             return {**found, columns.label: {"tags": record[columns.label]}}

@@ -26,7 +26,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.text import IDS
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.in_place import LAST, TEXTS, OtherForm
+from edgepeft.graph.in_place import OtherForm
+from edgepeft.graph.names import LAST, TEXTS
 from edgepeft.graph.parameters import StructuredTask
 from edgepeft.graph.protos import attributes, constant, copied, floats, replace, values_read
 

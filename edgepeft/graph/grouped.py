@@ -27,23 +27,19 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
+from edgepeft.graph.names import grouped_name
 from edgepeft.graph.protos import CONTRIB, attributes, use_contrib, writers
 
 OPSET = 21  # the first that has 4 bits, and scales of groups
 _MIDDLE, _HIGHEST = 8, 15  # of 4 bits, the number that stands for 0
 _MIDDLE_BYTE, _LARGEST = 128, 127
 # What a graph has of both as constants.
-ZEROS = tuple(
-    numpy_helper.from_array(np.array(zero, np.uint8), f"zero_of_{bits}_bits")
-    for bits, zero in ((4, _MIDDLE), (8, _MIDDLE_BYTE))
+ZEROS = (
+    numpy_helper.from_array(np.array(_MIDDLE, np.uint8), "zero_of_4_bits"),
+    numpy_helper.from_array(np.array(_MIDDLE_BYTE, np.uint8), "zero_of_8_bits"),
 )
 GROUP = 32
 _STEPS = (7.0, 7.5, 8.0, 8.5, 9.0)  # of the largest value that are tried
-
-
-def grouped_name(matrix: str) -> str:
-    """What a lowered graph calls the bytes of a grouped matrix."""
-    return f"{matrix}:groups"
 
 
 def in_eight_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

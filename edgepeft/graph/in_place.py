@@ -34,6 +34,7 @@ from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, ORDER, PAST,
 from edgepeft.graph.contract import Contract, all_used, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
+from edgepeft.graph.names import LAST, PLACE, TEXTS
 from edgepeft.graph.protos import (
     CONTRIB,
     attributes,
@@ -50,8 +51,6 @@ from edgepeft.graph.protos import (
     writers,
 )
 
-PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
-TEXTS = "known.texts"  # int64 [1]: N
 HIDDEN = "past.bias"  # float [N, 1, 1, L + 1]
 _WIDTHS = 16  # of a head, a multiple: all that ONNX Runtime's operator turns
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.in_place import TEXTS
+from edgepeft.graph.names import TEXTS, joined_name
 from edgepeft.graph.parameters import StructuredTask
 from edgepeft.graph.protos import (
     attributes,
@@ -40,19 +40,8 @@ Feeds = Mapping[str, NDArray[np.float32]]
 # The tensors to join along their first axis, and the name of the result.
 Made = Callable[[Sequence[TensorProto], str], TensorProto]
 
-_SIGN = "+"
 _ATTENTION = "GroupQueryAttention"
 _MAX_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read too, and grow with the rank
-
-
-def joined_name(names: Iterable[str]) -> str:
-    """The name of tensors that are joined along their first axis."""
-    return _SIGN.join(names)
-
-
-def names_in(joined: str) -> tuple[str, ...]:
-    """The inverse of ``joined_name``."""
-    return tuple(joined.split(_SIGN))
 
 
 class _Update(NamedTuple):

@@ -1,5 +1,6 @@
-"""Names of the inputs and outputs of delta and training graphs, as the exporter writes and the splice reads them."""
+"""Names in delta and training graphs, as the exporter writes and the splice reads them, and in lowered graphs."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 LOGITS = "logits"
@@ -8,6 +9,9 @@ START, END, STATES = "start_logits", "end_logits", "last_hidden_state"
 LABELS, SHARES, LOSS = "labels", "shares", "loss"  # of a training graph
 PLACES = "places"  # of one whose rows have several token rows
 POOLING = "pooling"  # of one whose texts are read in windows
+# Of a lowered step of a decoder (``in_place``).
+PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
+TEXTS = "known.texts"  # int64 [1]: N
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 # Where a spliced model says that tensors lie which a recipe makes: it is no file.
@@ -15,6 +19,7 @@ GENERATED = "generated"
 _ADAPTED = ":adapted"
 _PREFIXES = ("override", "weight", "generated", "drawn")
 _LOADERS = "generator/"
+_JOINED = "+"
 
 
 def named(kind: Literal["override", "weight", "generated", "drawn", "gradient", "dropout"], rest: str | int) -> str:
@@ -48,6 +53,21 @@ def is_of_loader(initializer: str) -> bool:
 def of_labels(value: str) -> str:
     """What a delta graph calls the constant that a value of the labels, such as their tokens, is replaced by."""
     return f"labels/{value}"
+
+
+def grouped_name(matrix: str) -> str:
+    """What a lowered graph calls the bytes of a grouped matrix."""
+    return f"{matrix}:groups"
+
+
+def joined_name(names: Iterable[str]) -> str:
+    """The name of tensors that are joined along an axis."""
+    return _JOINED.join(names)
+
+
+def names_in(joined: str) -> tuple[str, ...]:
+    """The inverse of ``joined_name``."""
+    return tuple(joined.split(_JOINED))
 
 
 def without_prefix(name: str) -> tuple[str, str]:

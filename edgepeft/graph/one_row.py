@@ -24,8 +24,7 @@ from edgepeft.backbones.emit import Writer
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.joined import joined_name
-from edgepeft.graph.names import STATES
+from edgepeft.graph.names import STATES, joined_name
 from edgepeft.graph.protos import (
     CONTRIB,
     attributes,

@@ -13,9 +13,8 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
 from edgepeft.data.by_class import Groups, chosen, headline, mislabelled, shown_row, worst_of, write_confusion
 from edgepeft.data.readers import source_of
-from edgepeft.data.row_grouping import joined
+from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.data.text_template import of_source
 from edgepeft.options.base import function_of
 from edgepeft.options.verbs import EvalOptions
 from edgepeft.runtime.decoding import GREEDY, Decoding
@@ -89,7 +88,11 @@ def evaluate(options: EvalOptions) -> EvalResult:
     task = options.task
     with Runtime(options.bundle, threads=options.threads, cache=not options.no_cache) as runtime:
         entry = runtime.bundle.entry(task)
-        columns = of_source(Columns.of(options), entry.source, entry.step, entry.target)
+        columns = Columns.of(options)
+        if entry.source is not None:
+            from edgepeft.data.text_template import of_source
+
+            columns = of_source(columns, entry.source, entry.step, entry.target)
         groups = Groups(options.by, tuple(filter(None, (options.question or "").split(","))))
         kind, keep = entry.task_kind, columns.source is not None or groups.asked
         if options.out is not None and not kind.one_label:
@@ -182,7 +185,8 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
     found = asked.scores(kind, name, known, given, worst)
     if not kept:
         return found
-    logits = joined(kept)
+    most = max(part.shape[1] for part in kept)  # of rows that bring candidates, as many as one of the batch has
+    logits = np.concatenate([np.pad(p, [(0, 0), (0, most - p.shape[1])], constant_values=LOWEST) for p in kept])
     return {**found, **kind.calibration(known, logits), **mislabelled(kind.doubted(known, logits), wrong.__getitem__)}
 
 

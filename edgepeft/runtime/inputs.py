@@ -8,18 +8,19 @@ A graph packs the real tokens of a batch row by row, a prompt's before each row'
 have rows [batch, length, ...].
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from threading import RLock
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
-from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, DataError
@@ -27,6 +28,9 @@ from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
 from edgepeft.data.rows import SENTENCES
 from edgepeft.tasks.base import TaskType
+
+if TYPE_CHECKING:
+    from edgepeft.backbones.trie import Trie
 
 T = TypeVar("T")
 Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
@@ -92,14 +96,15 @@ class ReadRows(NamedTuple):
 
 def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRows:
     """Read rows as callers give them: as ``texts_of`` does, or as the kind of task asks."""
-    given = _listed(texts)
+    given = listed(texts)
     if not kind.several:
         return ReadRows(given, texts_of(given, source))
     found = [kind.token_rows(one, f"row {row}") for row, one in enumerate(given)]
     return ReadRows(given, [Text(*text) for of_row in found for text in of_row], [*map(len, found)])
 
 
-def _listed(texts: object) -> list[Any]:
+def listed(texts: object) -> list[Any]:
+    """Texts as callers give them, in a list; one alone is a list of one."""
     if isinstance(texts, (str, Mapping)) or not isinstance(texts, Iterable):
         return [texts]
     return list(texts)
@@ -112,7 +117,7 @@ def texts_of(texts: object, source: str | None = None) -> list[Text]:
     """
     return [
         Text(one) if source is None and type(one) is str else _text(one, source, f"row {row}")
-        for row, one in enumerate(_listed(texts))
+        for row, one in enumerate(listed(texts))
     ]
 
 
@@ -176,6 +181,8 @@ class Tokenizing:
 
     def trie(self, entry: TaskEntry) -> Trie:
         """A task's label words, which its decoder scores."""
+        from edgepeft.backbones.trie import trie_of
+
         words, decoder = entry.targets or entry.labels or (), self._bundle.architecture.decoder
         assert decoder is not None, "the task has one"
         with self._lock:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
 from edgepeft.backbones.text import IDS, LOGITS, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import pad_rows
-from edgepeft.graph.in_place import LAST, PLACE, tables
+from edgepeft.graph.in_place import tables
+from edgepeft.graph.names import LAST, PLACE
 from edgepeft.runtime.weights import BoundSession
 
 # Rows that run, and how many tokens each has -> the session that runs them.

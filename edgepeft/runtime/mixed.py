@@ -6,10 +6,12 @@ text a pass is a step (``edgepeft.runtime.text_generation``).
 All tasks on one input: the layers that they leave to the backbone run once, then each task's rest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,19 +19,19 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import Architecture, Role
+from edgepeft.backbones.base import Architecture, Pooling, Role
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.prune_last_layer import drop_unread_rows
+from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import (
     Inputs,
     Readable,
-    Tokenizing,
     check_rows,
     in_batches,
     pad_together,
@@ -38,10 +40,13 @@ from edgepeft.runtime.inputs import (
     read_by,
     unpacked,
 )
-from edgepeft.runtime.prediction import of_width, predictions
+from edgepeft.runtime.prediction import RowResult, number_or_error, of_width, predictions, told
 from edgepeft.runtime.session import failing_as, run_session
 from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value, parted
 from edgepeft.tasks.base import Prediction
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.runtime import Runtime
 
 Opened = TaskSession | TextSession
 Values = dict[str, ort.OrtValue]
@@ -155,16 +160,78 @@ class TextSlots(NamedTuple):
 class Mixer:
     """Runs rows of several tasks together; several threads may use it."""
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
+    def __init__(self, runtime: Runtime) -> None:
+        weights = runtime._weights
+        self._runtime, self._weights = runtime, weights
         self._slots = Slots(weights, Bundle.graph, mix, name="mixed")
         of_text = partial(Slots, weights, few=True)
         encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text, name="mixed encoder")
         decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder, name="mixed decoder")
         self.text = TextSlots(encoder, decoder)
 
-    def groups(
-        self, tasks: Iterable[str | None], opened: Callable[[str | None], Opened], *, strict: bool
+    def answers(
+        self,
+        tasks: Sequence[str | None],
+        texts: Sequence[Readable],
+        *,
+        strict: bool,
+        pooling: Pooling,
+        decoding: Decoding,
+    ) -> list[RowResult]:
+        """Answer as ``Runtime.predict_mixed`` does."""
+        if len(tasks) != len(texts):
+            raise UsageError(f"each text needs a task; found {len(tasks)} tasks for {len(texts)} texts.")
+        rows: dict[str | None, list[int]] = {}
+        for row, task in enumerate(tasks):
+            rows.setdefault(task, []).append(row)
+        groups: list[list[str | None]] = [[*rows]]
+        refused: dict[str | None, EdgepeftError] = {}
+        if len(rows) != 1 or tasks[0] not in self._runtime._sessions:  # else there is nothing to group or to open
+            groups, refused = self._groups(rows, strict=strict)
+        answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
+        for group in groups:
+            members = [row for task in group for row in rows[task]]
+            given = {task: [texts[row] for row in rows[task]] for task in group}
+            results = self._answers(given, pooling, decoding) if strict else self._of_each(given, pooling, decoding)
+            answers.update(zip(members, results, strict=True))
+        found = [number_or_error(answers[row], task) for row, task in enumerate(tasks)]
+        if strict and (error := next((each for each in found if isinstance(each, EdgepeftError)), None)):
+            raise error
+        return found
+
+    def _of_each(
+        self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
+    ) -> Sequence[RowResult]:
+        """Answer as ``_answers`` does; where that fails, task by task, so that the failure of one is its own."""
+        try:
+            return self._answers(texts, pooling, decoding)
+        except BundleError as error:
+            if len(texts) == 1:
+                return [error for rows in texts.values() for _ in rows]
+        alone = ({task: rows} for task, rows in texts.items())
+        return [answer for each in alone for answer in self._of_each(each, pooling, decoding)]
+
+    def _answers(
+        self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
+    ) -> Sequence[RowResult]:
+        bundle = self._runtime.bundle
+        if None in texts:  # alone, as it shares no passes
+            _, inputs = self._runtime._tokenizing.whole(texts[None], bundle.architecture.max_length)
+            shape = (len(texts[None]), bundle.architecture.hidden_size)
+            return list(self._runtime._output(None, pooling.embedding, inputs, shape))
+        named = {task: rows for task, rows in texts.items() if task is not None}
+        writes = bundle.entry(next(iter(named))).task_kind.writes
+        if writes and (len(named) == 1 or decoding.beams > 1):
+            return [answer for task, rows in named.items() for answer in self._runtime.write(task, rows, decoding)]
+        if len(named) == 1:
+            return [answer for task, rows in named.items() for answer in self._runtime._predictions(task, rows)]
+        if writes:
+            return self._runtime.writing(decoding).answers(named)
+        of_tasks = self._together(named)
+        return [answer for of_task in of_tasks for answer in told(of_task, self._runtime._noted)]
+
+    def _groups(
+        self, tasks: Iterable[str | None], *, strict: bool
     ) -> tuple[list[list[str | None]], dict[str | None, EdgepeftError]]:
         """Tasks that share their passes, and the errors of the others; opens every session."""
         groups: list[list[str | None]] = []
@@ -172,7 +239,7 @@ class Mixer:
         alike: dict[bytes, dict[str, Opened]] = {}
         for task in tasks:
             try:
-                session = opened(task)
+                session = self._runtime.prepare(task)
             except EdgepeftError as error:
                 if strict:
                     raise
@@ -183,33 +250,31 @@ class Mixer:
             else:
                 alike.setdefault(session.structure, {})[task] = session
         for members in alike.values():
-            mixed = len(members) > 1 and self.can_mix(members)
+            mixed = len(members) > 1 and self._can_mix(members)
             groups += in_batches(members, MAX_TASKS) if mixed else [[task] for task in members]
         return groups, refused
 
-    def can_mix(self, tasks: Mapping[str, Opened]) -> bool:
+    def _can_mix(self, tasks: Mapping[str, Opened]) -> bool:
         """Whether rows of several tasks of one structure may stand in one pass; their values are ready then."""
         plain = {task: session for task, session in tasks.items() if isinstance(session, TaskSession)}
         written = {task: session for task, session in tasks.items() if isinstance(session, TextSession)}
         return self._slots.can_mix(plain) if plain else all(starmap(self.text.can_mix, written.items()))
 
-    def predictions(
-        self, texts: Mapping[str, Sequence[Readable]], session: Callable[[str], TaskSession], tokenizing: Tokenizing
-    ) -> list[list[Prediction]]:
+    def _together(self, texts: Mapping[str, Sequence[Readable]]) -> list[list[Prediction]]:
         """Each task's answers to its texts; the tasks are of one structure."""
         entries = [self._weights.bundle.entry(task) for task in texts]
         pairs = zip(texts.values(), entries, strict=True)
         read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
         encoded = [
-            tokenizing.tokens(rows.texts, entry.max_length, entry.task_kind)
+            self._runtime._tokenizing.tokens(rows.texts, entry.max_length, entry.task_kind)
             for rows, entry in zip(read, entries, strict=True)
         ]
         inputs = pad_together([batch.inputs for batch in encoded], self._weights.bundle.architecture.pad_token_id)
         slots = np.repeat(np.arange(len(texts)), [len(batch.encodings) for batch in encoded])
-        logits = self.logits({task: session(task) for task in texts}, slots, inputs)
+        logits = self._logits({task: self._runtime.session(task) for task in texts}, slots, inputs)
         return [predictions(*of_task) for of_task in zip(texts, entries, read, logits, encoded, strict=True)]
 
-    def logits(
+    def _logits(
         self, tasks: Mapping[str, TaskSession], slots: NDArray[np.intp], inputs: Inputs
     ) -> list[NDArray[np.float32]]:
         """[its rows, (length,) its outputs] of each task; ``slots`` [batch]: each row's index in ``tasks``, rising."""

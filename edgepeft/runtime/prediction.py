@@ -291,14 +291,13 @@ def _writer(file: TextIO, form: str) -> Write:
             known.add(name)
             told = f"the column {name} of a later row is left out: a table's columns are those of the first rows"
             warnings.warn(f"{told}. Take .jsonl or .parquet, which keep it.", stacklevel=2)
-        table.writerow({name: _cell(value, form) for name, value in row.items()})
+        nested = {name: value for name, value in row.items() if isinstance(value, list | dict | bool)}
+        row = {**row, **{n: json.dumps(value, ensure_ascii=False, default=str) for n, value in nested.items()}}
+        if form == ".tsv":
+            row = {n: " ".join(value.split()) if isinstance(value, str) else value for n, value in row.items()}
+        table.writerow(row)
 
     return write
-
-
-def _cell(value: Any, form: str) -> Any:
-    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict | bool) else value
-    return " ".join(text.split()) if form == ".tsv" and isinstance(text, str) else text
 
 
 class DataFrame(Protocol):

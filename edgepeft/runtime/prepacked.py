@@ -20,7 +20,7 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -39,9 +39,7 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
-from edgepeft.graph.grouped import grouped_name
-from edgepeft.graph.in_place import in_place
-from edgepeft.graph.joined import attended, join_products, names_in
+from edgepeft.graph.names import grouped_name, names_in
 from edgepeft.graph.one_row import add_fused_attention, for_one_row, fuse_attention
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
@@ -136,20 +134,13 @@ def _read_whole(folder: Path) -> bool:
     ):
         tensors = json.loads((folder / _PLACES_FILE).read_bytes())
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-            for offset, length in _packed_copies(tensors):
-                for page in range(-(-offset // _HUGE_PAGE) * _HUGE_PAGE, offset + length - _HUGE_PAGE + 1, _HUGE_PAGE):
+            written = (text for where in tensors.values() for key, text in where.items() if key.startswith("prepacked"))
+            for copy in (copy.split(";") for text in written for copy in text.split("|")[1:]):
+                begin, end = int(copy[0]), int(copy[0]) + int(copy[1])
+                for page in range(-(-begin // _HUGE_PAGE) * _HUGE_PAGE, end - _HUGE_PAGE + 1, _HUGE_PAGE):
                     mapped.madvise(mmap.MADV_HUGEPAGE, page, _HUGE_PAGE)
                     mapped.madvise(_POPULATE_READ, page, mmap.PAGESIZE)
     return whole(folder)
-
-
-def _packed_copies(tensors: Places) -> Iterator[tuple[int, int]]:
-    """Offset and length of each packed copy, in bytes."""
-    for where in tensors.values():
-        for key in (key for key in where if key.startswith("prepacked")):
-            for part in where[key].split("|")[1:]:
-                offset, length, *_ = part.split(";")
-                yield int(offset), int(length)
 
 
 def check_prepacked(bundle: Bundle) -> None:
@@ -190,6 +181,9 @@ def _build(bundle: Bundle, folder: Path) -> None:
         raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
     model = _with_pooler(bundle)
     if bundle.architecture.decoder_only and bundle.manifest.backbone.text is not None:
+        from edgepeft.graph.in_place import in_place
+        from edgepeft.graph.joined import attended, join_products
+
         _with_output(model, bundle.text_graphs.decoder)
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attended(lowered.model.graph)]
@@ -337,8 +331,10 @@ def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     for initializer in (i for i in model.graph.initializer if len(names_in(i.name)) > 1):
         _point_at(initializer, tensors)  # of a model that has them already, ``_build``'s
     grouped = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
-    groups = [group for name in grouped if len(group := names_in(name)) > 1]
-    join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))
+    if groups := [group for name in grouped if len(group := names_in(name)) > 1]:  # of a decoder
+        from edgepeft.graph.joined import join_products
+
+        join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))
     for initializer in external_tensors(model.graph):
         if place_of(initializer)["location"] == bundle.weights.name and not _point_at(initializer, tensors):
             raw = _stored_bytes(initializer, bundle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator as Generates
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -16,33 +16,42 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
-from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.decoding import GREEDY, Decoding, Written
-from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, checked_inputs, filled, one_row, passes, put, read_by
-from edgepeft.runtime.label_words import word_scores
-from edgepeft.runtime.mixed import Mixer, Prefix
+from edgepeft.runtime.inputs import (
+    Inputs,
+    Readable,
+    Tokenizing,
+    checked_inputs,
+    filled,
+    listed,
+    one_row,
+    passes,
+    put,
+    read_by,
+)
 from edgepeft.runtime.prediction import (
     Frame,
     answered_frame,
     in_numbers,
     is_frame,
-    number_or_error,
     of_width,
     predictions,
     text_answers,
     told,
 )
 from edgepeft.runtime.session import opening, run_session
-from edgepeft.runtime.text_generation import TextBatch
 from edgepeft.runtime.weights import TaskSession, Weights
 from edgepeft.tasks.base import Answer, Prediction, TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder
+    from edgepeft.runtime.generation import Generator, TextSession
+    from edgepeft.runtime.mixed import Mixer, Prefix
     from edgepeft.runtime.prediction import RowResult, TextAnswer
+    from edgepeft.runtime.text_generation import TextBatch
 
 
 class Runtime:
@@ -67,7 +76,7 @@ class Runtime:
         self._one_row: dict[str | None, TaskSession] = self._weights.table("one row")
         self._tokenizing = Tokenizing(self.bundle, self._lock)
         self.truncation = self._tokenizing.truncation
-        self._mixer = Mixer(self._weights)
+        self._mixed: Mixer | None = None
         self._noted: set[tuple[str, str]] = set()
         self._begin_anew()
 
@@ -112,9 +121,30 @@ class Runtime:
 
     def _begin_anew(self) -> None:
         """With the bundle's tasks as they are now; runs that are under way keep the old ones."""
-        weights = self._weights
-        self._prefix = Prefix(weights)
-        self.generator = Generator(self.bundle, weights.open, self._tokenizing.leading, weights.table("text"))
+        self._generator: Generator | None = None
+        self._prefix: Prefix | None = None
+        self._texts: dict[str | None, TextSession] = self._weights.table("text")
+        self._weights.table("prefix")  # empty, so that what ran on the old tasks' sessions is let go
+
+    # What few programs need is loaded with its first use.
+    @property
+    def generator(self) -> Generator:
+        """Writes the tasks' texts."""
+        from edgepeft.runtime.generation import Generator
+
+        with self._lock:
+            how = self.bundle, self._weights.open, self._tokenizing.leading, self._texts
+            self._generator = self._generator or Generator(*how)
+            return self._generator
+
+    @property
+    def mixer(self) -> Mixer:
+        """Runs rows of several tasks together."""
+        from edgepeft.runtime.mixed import Mixer
+
+        with self._lock:
+            self._mixed = self._mixed or Mixer(self)
+            return self._mixed
 
     def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
@@ -141,7 +171,7 @@ class Runtime:
 
     def structure(self, task: str | None) -> bytes | None:
         """Equal for tasks whose rows ``predict_mixed`` runs together; None until the task's session is open."""
-        session = self._sessions.get(task) or self.generator.sessions.get(task)
+        session = self._sessions.get(task) or self._texts.get(task)
         entry = self.bundle.manifest.tasks.get(task or "")
         return None if session is None or (entry is not None and entry.scores_words) else session.structure
 
@@ -170,6 +200,8 @@ class Runtime:
         entry = self.bundle.entry(task)
         batch = checked_inputs(inputs, self.bundle.architecture)
         if entry.scores_words:
+            from edgepeft.runtime.label_words import word_scores
+
             self.prepare(task)
             with self._lock:  # a reload changes both
                 entry, generator = self.bundle.entry(task), self.generator
@@ -260,7 +292,7 @@ class Runtime:
 
         ``decoding`` is for those that write text.
         """
-        given = texts if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
+        given = listed(texts)
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
         forms: dict[tuple[int, str | None, type[TaskType] | None, int | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
@@ -286,9 +318,11 @@ class Runtime:
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         if len(tasks) == 1:
             return {tasks[0]: self.logits(tasks[0], inputs)}
+        from edgepeft.runtime.mixed import Prefix
+
         with self._lock:
             self._weights.prepare()
-            prefix = self._prefix
+            prefix = self._prefix = self._prefix or Prefix(self._weights)
             plan = prefix.plan(tasks)
         shared = prefix.logits(plan, inputs) if plan.shared else {}
         return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
@@ -312,55 +346,7 @@ class Runtime:
             UsageError: not as many tasks as texts, or an embedding pooled as labels.
             UnknownName, BundleError: as ``session``.
         """
-        if len(tasks) != len(texts):
-            raise UsageError(f"each text needs a task; found {len(tasks)} tasks for {len(texts)} texts.")
-        rows: dict[str | None, list[int]] = {}
-        for row, task in enumerate(tasks):
-            rows.setdefault(task, []).append(row)
-        groups: list[list[str | None]] = [[*rows]]
-        refused: dict[str | None, EdgepeftError] = {}
-        if len(rows) != 1 or tasks[0] not in self._sessions:  # else there is nothing to group or to open
-            groups, refused = self._mixer.groups(rows, self.prepare, strict=strict)
-        answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
-        for group in groups:
-            members = [row for task in group for row in rows[task]]
-            given = {task: [texts[row] for row in rows[task]] for task in group}
-            results = self._answers(given, pooling, decoding) if strict else self._of_each(given, pooling, decoding)
-            answers.update(zip(members, results, strict=True))
-        found = [number_or_error(answers[row], task) for row, task in enumerate(tasks)]
-        if strict and (error := next((each for each in found if isinstance(each, EdgepeftError)), None)):
-            raise error
-        return found
-
-    def _of_each(
-        self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
-    ) -> Sequence[RowResult]:
-        """Answer as ``_answers`` does; where that fails, task by task, so that the failure of one is its own."""
-        try:
-            return self._answers(texts, pooling, decoding)
-        except BundleError as error:
-            if len(texts) == 1:
-                return [error for rows in texts.values() for _ in rows]
-        alone = ({task: rows} for task, rows in texts.items())
-        return [answer for each in alone for answer in self._of_each(each, pooling, decoding)]
-
-    def _answers(
-        self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
-    ) -> Sequence[RowResult]:
-        if None in texts:  # alone, as it shares no passes
-            _, inputs = self._tokenizing.whole(texts[None], self.bundle.architecture.max_length)
-            shape = (len(texts[None]), self.bundle.architecture.hidden_size)
-            return list(self._output(None, pooling.embedding, inputs, shape))
-        named = {task: rows for task, rows in texts.items() if task is not None}
-        writes = self.bundle.entry(next(iter(named))).task_kind.writes
-        if writes and (len(named) == 1 or decoding.beams > 1):
-            return [answer for task, rows in named.items() for answer in self.write(task, rows, decoding)]
-        if len(named) == 1:
-            return [answer for task, rows in named.items() for answer in self._predictions(task, rows)]
-        if writes:
-            return self.writing(decoding).answers(named)
-        of_tasks = self._mixer.predictions(named, self.session, self._tokenizing)
-        return [answer for of_task in of_tasks for answer in told(of_task, self._noted)]
+        return self.mixer.answers(tasks, texts, strict=strict, pooling=pooling, decoding=decoding)
 
     def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
         """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
@@ -374,16 +360,13 @@ class Runtime:
 
     def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
         """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
+        from edgepeft.runtime.text_generation import TextBatch
+
         return TextBatch(self, decoding)
 
     def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
         """What a task writes for one text, as it comes, in whole characters, or none yet; returns the whole answer."""
-        batch = self.writing(decoding)
-        (draft,) = batch.add(task, [text])
-        while not draft.done:
-            batch.step()
-            yield batch.piece(draft)
-        return batch.answer(draft)
+        return (yield from self.writing(decoding).stream(task, text))
 
     def _read(self, task: str, texts: object) -> tuple[list[Text], Inputs]:
         """Read and tokenize texts for a task that writes text, and open the task."""

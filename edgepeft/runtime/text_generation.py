@@ -11,7 +11,7 @@ Letters: R rows, S their padded length, L tokens of the longest, h heads, e a he
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ class TextBatch:
         if decoding.beams > 1:
             raise UsageError(f"{decoding.beams} beams: texts are written together, or as a stream, with one.")
         self._runtime, self._generator, self.decoding = runtime, runtime.generator, decoding
-        self._slots, self._encoder = runtime._mixer.text, runtime._tokenizing.encoder()
+        self._slots, self._encoder = runtime.mixer.text, runtime._tokenizing.encoder()
         self._end = decoding.end(self._generator.decoder.end_token_id)
         self._waiting: deque[Draft] = deque()
         self._going: list[Draft] = []  # in the order of their tasks
@@ -174,6 +174,14 @@ class TextBatch:
         while len(self):
             self.step()
         return [self.answer(draft) for draft in drafts]
+
+    def stream(self, task: str, text: object) -> Generator[str, None, TextAnswer]:
+        """Write one text, and yield it as it comes, in whole characters, or none yet; returns the whole answer."""
+        (draft,) = self.add(task, [text])
+        while not draft.done:
+            self.step()
+            yield self.piece(draft)
+        return self.answer(draft)
 
     def _length(self, draft: Draft) -> int:
         return len(draft.ids) + self._generator.bundle.prompt_length(draft.task)

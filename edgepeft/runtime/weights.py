@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.graph.by_row import by_row
-from edgepeft.graph.in_place import PLACE
-from edgepeft.graph.joined import join_updates
+from edgepeft.graph.names import PLACE
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session, return_free_memory
@@ -214,8 +212,12 @@ class Weights:
         task = parted(model)
         if task is None:
             return self.open_graph(model)
-        lowered = any(value.name == PLACE for value in model.graph.input)
-        rows = by_row(*join_updates(*task)) if task.feeds and lowered else None
+        rows = None
+        if task.feeds and any(value.name == PLACE for value in model.graph.input):  # of a decoder alone, lowered
+            from edgepeft.graph.by_row import by_row
+            from edgepeft.graph.joined import join_updates
+
+            rows = by_row(*join_updates(*task))
         task = rows or task
         structure = hashlib.sha256(task.structure.SerializeToString(deterministic=True)).digest()
         opened = self._by_structure.get(structure)

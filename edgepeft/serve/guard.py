@@ -87,7 +87,9 @@ class Guard:
             asyncio.get_running_loop().call_soon(self.metrics.request, *counted)  # uvloop writes the answer first
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        if self.settings.loopback and not is_loopback(_host(headers.get("host", ""))):
+        host = headers.get("host", "").strip().lower()  # an IPv6 address has brackets, and what follows is a port
+        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self.settings.loopback and not is_loopback(host):
             # A page of another site whose name was made to lead here, to read what only this machine may ask.
             raise Refused(403, "wrong_host", "this service answers to localhost only.")
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -143,14 +145,6 @@ class Guard:
         if received > limit:
             raise self._too_large
         return bytes(body)
-
-
-def _host(value: str) -> str:
-    """Without the port, and without an IPv6 address's brackets."""
-    value = value.strip().lower()
-    if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.partition(":")[0]
 
 
 async def while_there(request: Request, answers: Coroutine[Any, Any, T]) -> T:

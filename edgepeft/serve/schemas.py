@@ -161,9 +161,11 @@ class TuneRow(TextRow):
     label: Annotated[str | int | float | Listed[str] | Listed[SpanGiven] | AnswersGiven, BeforeValidator(_short)]
 
     @property
-    def plain_label(self) -> Any:
-        """As plain values of JSON."""
-        return self.model_dump(include={"label"})["label"]
+    def in_file(self) -> dict[str, Any]:
+        """The row as a file has it."""
+        given: dict[str, Any] = dict(zip(SENTENCES.names, (self.text, self.second), strict=False))
+        given |= {"words": self.words, CANDIDATES: self.candidates, **(self.fields or {})}
+        return {name: value for name, value in given.items() if value is not None} | self.model_dump(include={"label"})
 
 
 class TuneRequest(Asked):

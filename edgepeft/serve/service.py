@@ -6,7 +6,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
@@ -24,37 +24,6 @@ from edgepeft.serve.trial import Trials
 log = logging.getLogger("edgepeft.serve")
 
 
-class _Gate:
-    """Many answer at once, each within ``with gate``, or one reads the bundle again: labels and sessions stay alike."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._n_sharing = self._n_waiting = 0
-
-    def __enter__(self) -> None:
-        with self._changed:
-            while self._n_waiting:
-                self._changed.wait()
-            self._n_sharing += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._n_sharing -= 1
-            if self._n_waiting:
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._changed:
-            self._n_waiting += 1
-            try:
-                self._changed.wait_for(lambda: not self._n_sharing)
-                yield  # with the lock held: no other thread comes in
-            finally:
-                self._n_waiting -= 1
-                self._changed.notify_all()
-
-
 class Service:
     """A runtime that is kept up to date."""
 
@@ -68,7 +37,8 @@ class Service:
         self._seen = self._identity()
         self.runtime = self._open()
         self._truncated_before = 0  # by runtimes that were replaced
-        self._gate = _Gate()
+        # Many answer at once, a batch in each place, or one reads the bundle again: labels and sessions stay alike.
+        self._places, self._reading = threading.Semaphore(settings.workers), threading.Lock()
 
     def _open(self) -> Runtime:
         self._check_signature()
@@ -138,13 +108,13 @@ class Service:
 
     def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
         """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``."""
-        with self._gate:
+        with self._places:
             Written(self.runtime.writing(), self._problems).run(jobs, more)
 
     def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """The answer of each row, or the error in its place."""
         failure: EdgepeftError | None = None
-        with self._gate:
+        with self._places:
             seen = self._seen
             try:
                 answers = self._predict(tasks, texts)
@@ -152,7 +122,7 @@ class Service:
                 failure, answers = error, [error] * len(tasks)
         failed = [row for row, answer in enumerate(answers) if isinstance(answer, EdgepeftError)]
         if failed and self._caught_up(seen):
-            with self._gate:
+            with self._places:
                 again = self._predict([tasks[row] for row in failed], [texts[row] for row in failed])
             for row, answer in zip(failed, again, strict=True):
                 answers[row] = answer
@@ -178,7 +148,9 @@ class Service:
 
     def _caught_up(self, seen: tuple[str, ...]) -> bool:
         """Whether a failure may be that of files replaced after ``seen``, which are read now."""
-        with self._gate.alone():
+        with self._reading, contextlib.ExitStack() as places:
+            for _ in range(self._settings.workers):
+                places.enter_context(self._places)
             if not self.changed:
                 return self._seen != seen  # another batch's failure has had them read
             try:

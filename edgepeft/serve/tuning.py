@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.data.labels import CANDIDATES
 from edgepeft.data.training_loop.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, fault, refusal_of
-from edgepeft.serve.schemas import TuneRequest, TuneRow
+from edgepeft.serve.schemas import TuneRequest
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress
@@ -123,7 +122,7 @@ class Jobs:
     def _ended(self, run: _Run, request: TuneRequest, folder: Path) -> dict[str, Any]:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
-        data.write_text("".join(f"{json.dumps(_in_file(row))}\n" for row in request.rows), encoding="utf-8")
+        data.write_text("".join(f"{json.dumps(row.in_file)}\n" for row in request.rows), encoding="utf-8")
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         asked = {"asked": request.model_dump(exclude={"rows"}), "rows": str(data), "threads": self._threads}
@@ -165,13 +164,6 @@ class Jobs:
                 with self._lock:
                     self._states.get(run.job, {}).update(report)
         return None
-
-
-def _in_file(row: TuneRow) -> dict[str, Any]:
-    """A row as a file has it."""
-    columns = {"sentence1": row.text, "sentence2": row.second, "words": row.words, CANDIDATES: row.candidates}
-    given = {name: value for name, value in columns.items() if value is not None} if row.fields is None else row.fields
-    return {**given, "label": row.plain_label}
 
 
 def _failed(code: str, message: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from graphs import session
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.graph.by_row import by_row
-from edgepeft.graph.in_place import PLACE, TEXTS
+from edgepeft.graph.names import PLACE, TEXTS
 
 N, S, D, R, OUT = 3, 2, 4, 2, 3
 SHAPES = {"A": (R, D), "B": (OUT, R), "v": (OUT,), "b": (R,)}

@@ -14,7 +14,8 @@ from tiny import ragged, write_model
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import IDS, LOGITS, PAST, PRESENT, TextGraphs, caches
-from edgepeft.graph.in_place import LAST, PLACE, in_place, tables
+from edgepeft.graph.in_place import in_place, tables
+from edgepeft.graph.names import LAST, PLACE
 from edgepeft.runtime import kv_cache
 from edgepeft.runtime.generation import TextSession, TextState
 from edgepeft.runtime.weights import TaskSession

@@ -18,8 +18,9 @@ from tiny import write_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.cut import below
-from edgepeft.graph.in_place import TEXTS, in_place
+from edgepeft.graph.in_place import in_place
 from edgepeft.graph.joined import attended, join_updates
+from edgepeft.graph.names import TEXTS
 from edgepeft.graph.splice import splice_text
 from edgepeft.runtime.generation import OneStack, TextSession
 from edgepeft.runtime.session import open_session

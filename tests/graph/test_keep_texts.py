@@ -18,7 +18,8 @@ from edgepeft.backbones.text import IDS, LOGITS, PAST, caches
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.by_row import by_row, keep_texts
 from edgepeft.graph.grouped import lower_groups
-from edgepeft.graph.in_place import LAST, PLACE, InPlace, in_place, tables
+from edgepeft.graph.in_place import InPlace, in_place, tables
+from edgepeft.graph.names import LAST, PLACE
 from edgepeft.graph.protos import copied
 from edgepeft.graph.splice import splice_text
 from edgepeft.runtime.weights import parted

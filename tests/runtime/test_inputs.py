@@ -77,6 +77,7 @@ def test_one_text_has_one_answer_and_a_list_of_it_the_same(runtime):
     assert runtime.predict("mood", "w7 w8 w9") == runtime.predict("mood", ["w7 w8 w9"])
     assert runtime.predict_all(["mood"], "w7 w8 w9") == {"mood": runtime.predict("mood", [("w7 w8 w9", None)])}
     assert len(runtime.predict("mood", "")) == 1 and runtime.predict("mood", []) == []
+    assert runtime.predict_all(["mood"], "") == {"mood": runtime.predict("mood", "")}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def written(path: Path, tokenizer: Tokenizer, tokens: list[int]) -> tuple[list[s
     encoder = TextEncoder(path, ("input_ids", "attention_mask"), 0)
     generator = SimpleNamespace(decoder=SimpleNamespace(start_token_id=0, end_token_id=1))
     mixer, tokenizing = SimpleNamespace(text=None), SimpleNamespace(encoder=lambda: encoder)
-    runtime: Any = SimpleNamespace(generator=generator, _mixer=mixer, _tokenizing=tokenizing)
+    runtime: Any = SimpleNamespace(generator=generator, mixer=mixer, _tokenizing=tokenizing)
     batch = TextBatch(runtime, GREEDY)
     draft = Draft("t", Text(""), np.zeros(0, np.int64), Row.starting(0), 1)
     pieces = []

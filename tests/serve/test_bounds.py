@@ -102,7 +102,7 @@ def test_labels_of_every_kind_are_read_as_they_are():
     ]
     rows = [{"text": "a", "label": label} for label in labels]
     asked = TuneRequest.model_validate_json(json.dumps({"rows": rows}))
-    assert [row.plain_label for row in asked.rows] == labels
+    assert [row.in_file["label"] for row in asked.rows] == labels
 
 
 def test_thousands_of_mistakes_are_counted_and_not_listed():

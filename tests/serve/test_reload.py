@@ -53,7 +53,7 @@ class Runtime:
 
 @pytest.fixture
 def service(bundle):
-    found = Service(Settings(bundle=bundle, no_cache=True))
+    found = Service(Settings(bundle=bundle, no_cache=True).model_copy(update={"workers": 3}))  # on as many cores
     found.runtime.close()
     manifest = bundle / "edgepeft.json"
     fresh = manifest.with_name("fresh")
