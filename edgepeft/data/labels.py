@@ -23,8 +23,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.resources import bytes_at
 from edgepeft.data.pattern import UnreadableRow
 
 # As data sets call them; a list of texts under one of them has several labels.
