@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
-from edgepeft.common.resources import package_data
+from edgepeft.common.resources import json_at, package_data
 
 MAX_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory

@@ -18,9 +18,8 @@ from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.gguf_file import folder_of_gguf
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.backbones.trie import Trie, trie_of
-from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.resources import sha256_of
+from edgepeft.common.resources import json_at, sha256_of
 
 _DONE_HERE = ("Transformer", "Pooling", "Normalize", "Dropout")  # of what sentence-transformers makes a vector by
 

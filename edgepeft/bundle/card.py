@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.bundle.manifest import TaskCard, TaskEntry
-from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
+from edgepeft.common.resources import bytes_at
 from edgepeft.tasks.base import TaskType, stated
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
 from edgepeft.common.atomic import write_json
-from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError, named
 from edgepeft.common.messages import in_words, markdown_cell
+from edgepeft.common.resources import bytes_at
 from edgepeft.common.task_name import WEIGHTS, check_task_names
 from edgepeft.tasks.base import TaskType, stated
 

@@ -33,13 +33,8 @@ class _Table(Table):
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """As rich's."""
-        super().add_row(*map(_escaped, cells), **options)
-
-
-def _escaped(cell: RenderableType | None) -> RenderableType | None:
-    if isinstance(cell, Text) and (shown := printable(cell.plain)) != cell.plain:
-        return Text(shown, style=cell.style)
-    return printable(cell) if isinstance(cell, str) else cell
+        plain = [Text(printable(cell.plain), style=cell.style) if isinstance(cell, Text) else cell for cell in cells]
+        super().add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in plain), **options)
 
 
 def table_console(width: int = _WIDTH) -> Console:

@@ -1,11 +1,11 @@
-"""What the verbs that learn and score share: notes on a result, and a stop that leaves a checkpoint.
+"""What the verbs that learn and score share: notes on a result, a stop that leaves a checkpoint, a sweep's bars.
 
 `eval` and `train` show a result in 80 columns: figures, classes, confusion, certainty, rows to look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,13 @@ from rich.text import Text
 
 from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import say
+from edgepeft.common.progress import about, bars, say
 from edgepeft.data import by_class
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import TrainingLoopResult
+    from edgepeft.sweep.folder import Sweep
+    from edgepeft.sweep.local import Ended, Moved
 
 _MAX_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MAX_MISTAKES = 10
@@ -51,8 +53,20 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
         more = f" and {len(absent) - _MAX_CLASSES} more" if len(absent) > _MAX_CLASSES else ""
         _print(Text(f"No row has the label {', '.join(absent[:_MAX_CLASSES])}{more}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
-    if confusion:
-        _show_confusion(confusion, folder)
+    names, counts = by_class.matrix(confusion)
+    found = by_class.mistakes(confusion)
+    if len(names) > by_class.MAX_SHOWN:  # of many labels, those that are mixed up
+        where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
+        mistakes = (map(Text, (one, other, f"{n:,}")) for one, other, n in found[:_MAX_MISTAKES])
+        _print(plain_table("label", "most often taken for", rows=mistakes, numbers=("rows",)))
+        _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
+    elif confusion:  # answers across, by names, or by numbers where names are too long
+        named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
+        heads = names if named else [str(i) for i in range(1, len(names) + 1)]
+        left = names if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
+        cells = ((Text(name), *(f"{n:,}" for n in row)) for name, row in zip(left, counts, strict=True))
+        first = Column("label \\ answer", overflow="ellipsis", no_wrap=True)
+        _print(plain_table(first, rows=cells, numbers=heads))
     if "figures" in errors and "by_class" in errors:
         _print(_table(by_class.figure_rows(errors["figures"])))
     if "calibration" in errors:
@@ -60,28 +74,10 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     if worst := errors["worst"]:
         _print_rows("Worst rows:", by_class.row_lines(worst), whole=True)
     if doubted := errors.get("mislabelled"):
-        wrong = sum(n for *_, n in by_class.mistakes(confusion))
+        wrong = sum(n for *_, n in found)
         title = f"Rows that may be mislabelled, {errors['mislabelled_rows']:,} of {wrong:,} wrong answers:"
         _print_rows(title, by_class.row_lines(doubted, "likely"), whole=False)
         _print(Text(_DOUBTED, style="dim"))
-
-
-def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | None) -> None:
-    """Answers across, by names, or by numbers where names are too long; of many labels, those that are mixed up."""
-    names, counts = by_class.matrix(confusion)
-    if len(names) <= by_class.MAX_SHOWN:
-        named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
-        heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
-        left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
-        rows = ((Text(name), *(f"{n:,}" for n in row)) for name, row in zip(left, counts, strict=True))
-        first = Column("label \\ answer", overflow="ellipsis", no_wrap=True)
-        _print(plain_table(first, rows=rows, numbers=heads))
-        return
-    found = by_class.mistakes(confusion)
-    where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
-    mistakes = (map(Text, (one, other, f"{n:,}")) for one, other, n in found[:_MAX_MISTAKES])
-    _print(plain_table("label", "most often taken for", rows=mistakes, numbers=("rows",)))
-    _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
 
 
 def _table(found: by_class.Rows) -> Table:
@@ -145,3 +141,55 @@ def interruptible() -> Iterator[None]:
     except Interrupted as interrupted:
         say(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def local_runs(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
+    """What computes a sweep's jobs on this machine, and how many at once."""
+    import torch
+
+    from edgepeft.device.machine import thread_count
+    from edgepeft.sweep.local import run_local
+
+    on_cpu = all(cell.options.get("device") == "cpu" for cell in sweep.cells)
+    gpus = 0 if on_cpu or not torch.cuda.is_available() else torch.cuda.device_count()
+    at_once = min(workers or gpus or max(1, thread_count() // threads), len(sweep.cells))
+    return lambda jobs: run_local(jobs, at_once, gpus), at_once
+
+
+@contextmanager
+def showing_runs(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended], None]]:
+    """A bar of all runs, and one of each that is under way; a line for each that ends."""
+    from rich.progress import TextColumn
+
+    from edgepeft.sweep.local import Moved
+    from edgepeft.sweep.run import estimate
+
+    with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
+        over = sweep.n_over()
+        say(f"{len(sweep.cells)} runs, {len(sweep.cells) - over} of them to compute, {at_once} at once")
+        whole = shown.add_task("runs", total=len(sweep.cells), completed=over, state="", left=None)
+        own: dict[str, Any] = {}
+
+        def tell(said: Moved | Ended) -> None:
+            cell = said.job.cell
+            if isinstance(said, Moved):
+                if cell.name not in own:
+                    own[cell.name] = shown.add_task(str(cell), total=None, state="")
+                best, progress = said.progress.best, said.progress
+                state = progress.phase + ("" if best is None else f"  best {best:.3f}")
+                shown.update(own[cell.name], completed=progress.done, total=progress.total or None, state=state)
+                return
+            if cell.name in own:
+                shown.remove_task(own.pop(cell.name))
+            shown.update(whole, completed=(over := sweep.n_over()), state=about(estimate(sweep, at_once) or None))
+            if said.outcome is None:
+                ended = f"failed: {said.error}" if said.error else ""
+            elif said.outcome.state == "done":
+                metrics = sweep.card(cell).metrics
+                ended = f"{metrics['metric']} {by_class.rounded(metrics['test'])}"
+            else:
+                ended = ": ".join(filter(None, (said.outcome.state, said.outcome.reason)))
+            if ended:
+                say(f"{over} of {len(sweep.cells)}: {cell}: {ended}")
+
+        yield tell

@@ -15,6 +15,8 @@ from edgepeft.common.errors import UnknownName
 
 PANEL = "Look"
 
+_SIZES = ("n_layers", "n_heads", "hidden_size", "intermediate_size", "vocab_size", "max_length")
+
 
 class _Noted(dict[str, Any]):
     """A config that notes which of its keys were asked for, and what they gave."""
@@ -60,8 +62,21 @@ def command(
         cells = ((x["family"], x["models"], ", ".join(x["model_types"]), ", ".join(x["architectures"])) for x in rows)
         show_table("family", *folded, rows=(map(escape, row) for row in cells))
         return
-    found = _read(*_config(name))
-    print_json({"schema": "edgepeft.backbone/1", **found}) if as_json else _show(found)
+    found = _described(*_config(name))
+    if as_json:
+        print_json({"schema": "edgepeft.backbone/1", **found})
+        return
+    console = table_console()
+    console.print(f"[bold]{escape(found['model_type'])}[/bold]  family {escape(found['family'])}\n")
+    for fact in ("n_parameters", *_SIZES):
+        console.print(f"{fact:<18}{found[fact]:,}", markup=False)
+    for fact in ("sizes_of", "head", "inputs", "sites"):
+        shown = found[fact] if isinstance(found[fact], str) else ", ".join(found[fact])
+        console.print(f"{fact:<18}{shown}", markup=False, soft_wrap=True)
+    for limit in found["limits"]:
+        console.print(f"- {limit}", markup=False, soft_wrap=True)
+    read = ((escape(key), escape(str(value))) for key, value in found["config"].items())
+    show_table("read of the config", Column("there", overflow="fold"), rows=read)
 
 
 def _config(name: str) -> tuple[dict[str, Any], str]:
@@ -82,34 +97,19 @@ def _config(name: str) -> tuple[dict[str, Any], str]:
     return config_of(name), name
 
 
-def _read(config: dict[str, Any], source: str) -> dict[str, Any]:
+def _described(config: dict[str, Any], source: str) -> dict[str, Any]:
     noted = _Noted(config)
     family = family_of(noted)
     architecture = family.architecture(noted)
-    sizes = ("n_layers", "n_heads", "hidden_size", "intermediate_size", "vocab_size", "max_length", "n_parameters")
     roles = dict.fromkeys(site.name.rsplit(f"layer.{site.layer}.", 1)[-1] for site in architecture.sites)
     return {
         "model_type": architecture.model_type,
         "family": family.name,
         "sizes_of": source,
-        **{size: getattr(architecture, size) for size in sizes},
+        **{size: getattr(architecture, size) for size in (*_SIZES, "n_parameters")},
         "head": architecture.head,
         "inputs": list(architecture.inputs),
         "sites": list(roles),
         "limits": list(family.limits),
         "config": dict(sorted(noted.asked.items())),
     }
-
-
-def _show(found: dict[str, Any]) -> None:
-    console = table_console()
-    console.print(f"[bold]{escape(found['model_type'])}[/bold]  family {escape(found['family'])}\n")
-    for name in ("n_parameters", "n_layers", "n_heads", "hidden_size", "intermediate_size", "vocab_size", "max_length"):
-        console.print(f"{name:<18}{found[name]:,}", markup=False)
-    for name in ("sizes_of", "head", "inputs", "sites"):
-        shown = found[name] if isinstance(found[name], str) else ", ".join(found[name])
-        console.print(f"{name:<18}{shown}", markup=False, soft_wrap=True)
-    for limit in found["limits"]:
-        console.print(f"- {limit}", markup=False, soft_wrap=True)
-    rows = ((escape(key), escape(str(value))) for key, value in found["config"].items())
-    show_table("read of the config", Column("there", overflow="fold"), rows=rows)

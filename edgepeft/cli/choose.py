@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from edgepeft.cli._options import Variant, command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.cli._scores import local_runs, showing_runs
 from edgepeft.common.errors import DoesNotFit, UsageError, named, requiring
 from edgepeft.common.progress import say, shown_steps, stages
 from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, Options, PairColumn, TaskKind, TextColumn
@@ -99,10 +100,29 @@ def command(options: ChooseOptions) -> None:
     found = _with_costs(opened, arms, device, options, variant)
     chosen = choose(found, budget)
     if options.as_json:
-        print_json(_document(found, chosen, device, options))
+        document = {
+            "schema": "edgepeft.choice/1",
+            "profile": device.name,
+            "tasks": options.tasks,
+            "predicted": options.mode == "predicted",
+            "mode": options.mode,
+            "chosen": chosen.chosen.method,
+            "best": chosen.best.method,
+            "not_worse_share": chosen.p,
+            "front": list(chosen.front),
+            "methods": [
+                {
+                    "method": each.method,
+                    "score": each.score,
+                    "runs": [cell.name for arm in each.arms for cell in arm.cells],
+                    **vars(each.costs),
+                }
+                for each in found
+            ],
+        }
+        print_json(document)
         return
     _show(found, chosen, budget, device, options)
-    say(_reason(chosen, options.tasks))
     say(_export(opened, chosen))
 
 
@@ -163,7 +183,6 @@ def _measured(options: ChooseOptions, variant: str, bundle: Bundle) -> dict[str,
 
 def _small_sweep(options: ChooseOptions) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
-    from edgepeft.cli.sweep import local, showing
     from edgepeft.sweep.local import Job
     from edgepeft.sweep.plan import Plan
     from edgepeft.sweep.run import run_sweep, sweep_of
@@ -174,13 +193,13 @@ def _small_sweep(options: ChooseOptions) -> Sweep:
     rows = str(Path(data).absolute()) if Path(data).exists() else data
     plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows, **options.of_rows}})
     sweep = sweep_of(plan, out)
-    executor, at_once = local(sweep, None, 1)
+    executor, at_once = local_runs(sweep, None, 1)
     ends = time.monotonic() + 60 * (_MINUTES if options.minutes is None else options.minutes)
 
     class Over(Exception):
         """The time is over."""
 
-    with showing(sweep, at_once) as tell:
+    with showing_runs(sweep, at_once) as tell:
 
         def watch(told: Any) -> None:
             tell(told)
@@ -194,33 +213,31 @@ def _small_sweep(options: ChooseOptions) -> Sweep:
     return sweep
 
 
-def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, options: ChooseOptions) -> None:
-    tasks = options.tasks
+def _show(found: Sequence[Candidate], choice: Choice, budget: Budget, device: Profile, options: ChooseOptions) -> None:
+    """The methods by score, and why one is chosen."""
+    tasks, chosen, best = options.tasks, choice.chosen, choice.best
     numbers = ("score, %", "texts/min", "interval", "memory, MB", f"{tasks} tasks, kB" if tasks > 1 else "task, kB")
     title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; {_SAID[options.mode]}"
     table = plain_table("method", "", numbers=numbers, title=title)
     for each in sorted(found, key=lambda each: -each.score):
         rate, ends = each.costs.per_minute, each.costs.interval
         misses = budget.misses(each.costs)
-        said = "chosen" if each is chosen.chosen else f"over: {', '.join(misses)}" if misses else ""
-        said = said or ("front" if each.method in chosen.front else "")
+        said = "chosen" if each is chosen else f"over: {', '.join(misses)}" if misses else ""
+        said = said or ("front" if each.method in choice.front else "")
         shown = "-" if rate is None else f"{rate:,.0f}", "-" if ends is None else f"{ends[0]:,.0f} to {ends[1]:,.0f}"
         sizes = f"{each.costs.memory / 1e6:,.0f}", f"{each.costs.disk / 1e3:,.0f}"
         table.add_row(each.method, said, f"{100 * each.score:.2f}", *shown, *sizes)
     table_console().print(table)
-
-
-def _reason(choice: Choice, tasks: int) -> str:
-    chosen, best = choice.chosen, choice.best
     shares = chosen.costs.shared_layers
     once = f", and {shares} layers run once for all {tasks} tasks" if tasks > 1 and shares else ""
     if chosen is best:
-        return f"{chosen.method}: the best score ({100 * best.score:.2f} %), and none that is as good costs less{once}."
+        say(f"{chosen.method}: the best score ({100 * best.score:.2f} %), and none that is as good costs less{once}.")
+        return
     beyond = "their answers were not kept, so that chance cannot be judged"
     if choice.p is not None:
         tested = sum(arm.cards[0].metrics["n_test"] for arm in chosen.arms)
         beyond = f"not worse beyond chance on {tested:,} test rows (bootstrap: {choice.p:.2f} of resamples)"
-    return (
+    say(
         f"{chosen.method}: {100 * chosen.score:.2f} % where {best.method} has {100 * best.score:.2f} %, {beyond}, "
         f"and it costs less{once}."
     )
@@ -240,26 +257,3 @@ def _export(sweep: Sweep, choice: Choice) -> str:
     backbone = sweep.options(choice.chosen.arms[0].cells[0])["backbone"]
     note = f" (the sweep kept the cards of {', '.join(trained)} alone: train these anew first)" if trained else ""
     return f"edgepeft export --backbone {backbone} {' '.join(folders)} --out BUNDLE{note}"
-
-
-def _document(found: Sequence[Candidate], choice: Choice, device: Profile, options: ChooseOptions) -> dict[str, Any]:
-    return {
-        "schema": "edgepeft.choice/1",
-        "profile": device.name,
-        "tasks": options.tasks,
-        "predicted": options.mode == "predicted",
-        "mode": options.mode,
-        "chosen": choice.chosen.method,
-        "best": choice.best.method,
-        "not_worse_share": choice.p,
-        "front": list(choice.front),
-        "methods": [
-            {
-                "method": each.method,
-                "score": each.score,
-                "runs": [cell.name for arm in each.arms for cell in arm.cells],
-                **vars(each.costs),
-            }
-            for each in found
-        ],
-    }

@@ -37,33 +37,30 @@ def command(
     manner = decoding_of(opened, [task] if task else [], beams=beams, max_new_tokens=max_new_tokens)
     cost = bundle_cost(opened, task, batch, length, manner)
     if as_json:
-        print_json(_document(bundle, cost))
+        document = {
+            "schema": "edgepeft.cost/1",
+            "bundle": str(bundle),
+            "task": cost.task,
+            "batch_size": cost.batch_size,
+            "sequence_length": cost.length,
+            **({} if cost.read_as is None else {"token_rows": cost.read_as[0], "tokens_each": cost.read_as[1]}),
+            **({} if cost.decoding is None else {"tokens": cost.decoding.max_new_tokens, "beams": cost.decoding.beams}),
+            "precision": cost.precision,
+            "flops": cost.flops,
+            "product_flops": cost.product_flops,
+            "flops_per_instance": cost.flops / cost.batch_size,
+            "totals": cost.totals(),
+            "by_operator": cost.by_operator(),
+            "nodes": [_node(work) for work in cost.works],
+            "not_counted": list(cost.unknown),
+        }
+        print_json(document)
     else:
         _show(bundle, cost, nodes=nodes)
     if cost.read_as is not None:
         say("note: each text is read as {} rows of {} tokens.".format(*cost.read_as))
     if cost.unknown:
         say(f"note: the FLOPs of {', '.join(cost.unknown)} are not counted; docs/cost.md has no entry for them.")
-
-
-def _document(bundle: Path, cost: Cost) -> dict[str, Any]:
-    return {
-        "schema": "edgepeft.cost/1",
-        "bundle": str(bundle),
-        "task": cost.task,
-        "batch_size": cost.batch_size,
-        "sequence_length": cost.length,
-        **({} if cost.read_as is None else {"token_rows": cost.read_as[0], "tokens_each": cost.read_as[1]}),
-        **({} if cost.decoding is None else {"tokens": cost.decoding.max_new_tokens, "beams": cost.decoding.beams}),
-        "precision": cost.precision,
-        "flops": cost.flops,
-        "product_flops": cost.product_flops,
-        "flops_per_instance": cost.flops / cost.batch_size,
-        "totals": cost.totals(),
-        "by_operator": cost.by_operator(),
-        "nodes": [_node(work) for work in cost.works],
-        "not_counted": list(cost.unknown),
-    }
 
 
 def _node(work: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,10 +42,8 @@ def command(
     if as_json:
         several = {"backbone": backbone, "tasks": tasks, "labels": labels, "counts": documents}
         print_json(documents[0] if len(documents) == 1 else several)
-    elif len(documents) == 1:
-        _show(documents[0])
     else:
-        _show_several(documents)
+        _show(documents)
 
 
 def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[str, str]]:
@@ -85,52 +83,47 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
     return opened.architecture, "linear" if mean else opened.architecture.head
 
 
-def _show(document: Mapping[str, Any]) -> None:
+def _show(documents: list[dict[str, Any]]) -> None:
+    """What one method takes; of several a row each: what a task trains, what all tasks take on disk."""
     from edgepeft.methods.base import BYTES
 
-    trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
+    document = documents[0]
+    tasks, labels = _plural(document["tasks"], "task"), _plural(document["labels"], "label")
+    heads = "without a head" if document["head"] == "none" else f"{labels}, head {document['head']}"
+    if len(documents) > 1:
+        title = f"{tasks} on {document['backbone']} ({document['backbone_parameters']:,} parameters), {heads}"
+        headers = ("a task's delta", "% of backbone", f"{tasks}, million", "GB, fp32", "backbones")
+        methods = (
+            (
+                each["method"],
+                f"{each['trained_parameters']['delta']:,}",
+                f"{each['percent_of_backbone']:.3g}",
+                f"{each['total_parameters'] / 1e6:,.2f}",
+                f"{each['bytes']['total'] / 1e9:,.3f}",
+                f"{each['times_the_backbone']:.2f}x",
+            )
+            for each in documents
+        )
+        show_table("method", rows=methods, numbers=headers, title=title, centred=True)
+        return
+    trained, sizes = document["trained_parameters"], document["bytes"]
     shared = "backbone and " if document["shares_backbone"] else ""
-    title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
         ("one task", trained["total"], sizes["task"]),
         ("its own backbone tensors while open", sizes["private"] // BYTES, sizes["private"]),
         ("backbone", document["backbone_parameters"], sizes["backbone"]),
-        (shared + _plural(tasks, "task"), document["total_parameters"], sizes["total"]),
-        (_plural(tasks, "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),
+        (shared + tasks, document["total_parameters"], sizes["total"]),
+        (_plural(document["tasks"], "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),
     ]
     cells = (
         (name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
         for name, count, n_bytes in rows
         if count or n_bytes != 0  # most methods leave every backbone tensor shared
     )
+    title = f"{document['method']} on {document['backbone']}, {heads}"
     show_table("", rows=cells, numbers=("parameters", "size, fp32"), title=title, centred=True)
-
-
-def _show_several(documents: list[dict[str, Any]]) -> None:
-    """A row a method: what a task trains, what all tasks take on disk."""
-    first = documents[0]
-    tasks = _plural(first["tasks"], "task")
-    title = f"{tasks} on {first['backbone']} ({first['backbone_parameters']:,} parameters), {_heads(first)}"
-    headers = ("a task's delta", "% of backbone", f"{tasks}, million", "GB, fp32", "backbones")
-    rows = (
-        (
-            document["method"],
-            f"{document['trained_parameters']['delta']:,}",
-            f"{document['percent_of_backbone']:.3g}",
-            f"{document['total_parameters'] / 1e6:,.2f}",
-            f"{document['bytes']['total'] / 1e9:,.3f}",
-            f"{document['times_the_backbone']:.2f}x",
-        )
-        for document in documents
-    )
-    show_table("method", rows=rows, numbers=headers, title=title, centred=True)
-
-
-def _heads(document: Mapping[str, Any]) -> str:
-    none, labels = document["head"] == "none", _plural(document["labels"], "label")
-    return "without a head" if none else f"{labels}, head {document['head']}"
 
 
 def _plural(number: int, noun: str) -> str:

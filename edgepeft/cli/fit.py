@@ -64,14 +64,9 @@ def command(
         print_json({"schema": "edgepeft.fit/1", "bundle": str(bundle), "profile": device.name, **asdict(fit)})
     else:
         _show(bundle, device, fit, tuned=tuned)
-    _judge(device, fit, workload or _WORKLOADS)
-
-
-def _judge(device: Profile, fit: Fit, workloads: list[str] | tuple[str, ...]) -> None:
-    """Exit 5 unless all that was asked for fits."""
     misses = []
     for name, what, need in (("infer", "answering", fit.inference), ("finetune", "fine-tuning", fit.finetune)):
-        if need and name in workloads and not need.fits:
+        if need and name in (workload or _WORKLOADS) and not need.fits:
             most = f"a batch of {need.largest_batch} fits" if need.largest_batch else "no batch fits"
             misses.append(f"{what} {fit.batch_size} x {fit.length} tokens takes about {_mb(need.peak_bytes)}, {most}")
     if misses:

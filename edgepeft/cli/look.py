@@ -54,7 +54,14 @@ def command(
         return
     found = load_data(source, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
     task_kind, rows = found.task_kind, [row for part in PARTS for row in getattr(found, part)]
-    lengths, unit = _lengths(task_kind, rows, backbone)
+    read, _ = task_kind.read(rows)
+    if backbone is None:
+        unit, lengths = "words", [len(f"{first} {second or ''}".split()) for first, second in read]
+    else:
+        from edgepeft.backbones.source import open_backbone
+
+        encoded = open_backbone(backbone).encoder().encode(read, 1 << 20)
+        unit, lengths = "tokens", encoded.inputs["attention_mask"].sum(1).tolist()
     ordered, places = sorted(lengths), {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
     spread = {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in places.items()}
     document = {
@@ -72,17 +79,6 @@ def command(
         print_json(document)
     else:
         _show(document, found, rows, max_length)
-
-
-def _lengths(kind: TaskType, rows: Sequence[Row], backbone: str | None) -> tuple[list[int], str]:
-    """Of each text or pair that is read."""
-    read, _ = kind.read(rows)
-    if backbone is None:
-        return [len(f"{first} {second or ''}".split()) for first, second in read], "words"
-    from edgepeft.backbones.source import open_backbone
-
-    encoded = open_backbone(backbone).encoder().encode(read, 1 << 20)
-    return encoded.inputs["attention_mask"].sum(1).tolist(), "tokens"
 
 
 def _labels(kind: TaskType, rows: Sequence[Row]) -> list[dict[str, Any]]:

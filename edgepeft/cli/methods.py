@@ -1,6 +1,6 @@
 """List the PE methods, or show one with its equation, paper, fields and defaults."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.markup import escape
 from rich.table import Column
@@ -34,10 +34,9 @@ def command(
         table_console().print(table)
         return
     entry = named("PE method", name, entries)
-    print_json(entry) if as_json else _show(entry)
-
-
-def _show(entry: dict[str, Any]) -> None:
+    if as_json:
+        print_json(entry)
+        return
     console = table_console()
     console.print(f"[bold]{escape(entry['name'])}[/bold]  {escape(entry['title'])}\n")
     console.print(entry["about"], markup=False, soft_wrap=True)
@@ -52,7 +51,6 @@ def _show(entry: dict[str, Any]) -> None:
         value = field["default"]  # as one would write it after ``--set name=``
         default = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         default = default.lower() if isinstance(value, bool) else default
-        cells = (field["name"], field["type"], default, field["doc"])
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(escape, (field["name"], field["type"], default, field["doc"])))
     if table.row_count:
         console.print(table)

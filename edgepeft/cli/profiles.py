@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,9 +57,26 @@ def command(
         return
     profiles = [load_profile(known) for known in known_profiles()]
     if json:
-        print_json({"profiles": [_summary(profile) for profile in profiles]})
-    else:
-        _list(profiles)
+        facts = [
+            {
+                "name": profile.name,
+                "title": profile.title,
+                "cores": profile.cores.value,
+                "memory_bytes": profile.memory_bytes,
+                "isa": list(profile.isa.value),
+                "grade": profile.grade,
+            }
+            for profile in profiles
+        ]
+        print_json({"profiles": facts})
+        return
+    table = Table("name", "device", "cores", "memory", "grade", "instruction set")
+    for profile in profiles:
+        memory, isa = f"{profile.memory.value:g} {profile.memory.unit}", " ".join(profile.isa.value)
+        table.add_row(profile.name, profile.title, str(profile.cores.value), memory, profile.grade, isa)
+    console = Console()
+    console.print(table)
+    console.print(_GRADES)
 
 
 def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) -> Path:
@@ -88,30 +104,8 @@ def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) ->
     return target
 
 
-def _summary(profile: Profile) -> dict[str, object]:
-    return {
-        "name": profile.name,
-        "title": profile.title,
-        "cores": profile.cores.value,
-        "memory_bytes": profile.memory_bytes,
-        "isa": list(profile.isa.value),
-        "grade": profile.grade,
-    }
-
-
 def _document(profile: Profile) -> dict[str, object]:
     return {**profile.model_dump(mode="json"), "memory_bytes": profile.memory_bytes, "grade": profile.grade}
-
-
-def _list(profiles: list[Profile]) -> None:
-    table = Table("name", "device", "cores", "memory", "grade", "instruction set")
-    for profile in profiles:
-        memory = f"{profile.memory.value:g} {profile.memory.unit}"
-        isa = " ".join(profile.isa.value)
-        table.add_row(profile.name, profile.title, str(profile.cores.value), memory, profile.grade, isa)
-    console = Console()
-    console.print(table)
-    console.print(_GRADES)
 
 
 def _show(profile: Profile) -> None:
@@ -124,38 +118,31 @@ def _show(profile: Profile) -> None:
         rate = profile.reference.flops / profile.reference_seconds / 1e9
         which = f"{profile.reference.model}, {profile.reference.runtime} {profile.reference.precision}"
         console.print(escape(f"bench --mode calibrated runs: {which}, {rate:.3g} GFLOP/s there"))
-    for table in _tables(profile):
+    figures = _folded("figure", "value", "kind")
+    isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
+    parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}
+    for key, figure in parts.items():
+        value = isa if figure is profile.isa else f"{figure.value} {figure.unit}"
+        figures.add_row(escape(figure.title or key), escape(value), figure.kind, escape(_source(figure)))
+    latencies = _folded("latency of", "runtime", "threads", "ms", "kind", title="published latencies, batch 1")
+    for row in profile.latencies:
+        runtime = f"{row.runtime} {row.precision}".strip()
+        threads = str(row.threads or "-")
+        latencies.add_row(escape(row.model), escape(runtime), threads, f"{row.value:g}", row.kind, escape(_source(row)))
+    headers = ("rate of", "runtime", "rate", "latencies behind it", "kind")
+    rates = _folded(*headers, title="what predictions are made from")
+    for one in profile.calibrations:
+        runtime = f"{one.runtime} {one.precision}" + (f", {one.threads} threads" if one.threads else "")
+        rate = f"{one.value:g} {one.unit}" + (f" + {one.overhead_ms:g} ms" if one.overhead_ms else "")
+        behind = f"{one.samples}" + ("" if one.error_percent is None else f", off by {one.error_percent:g} %")
+        rates.add_row(one.operators.value, escape(runtime), rate, behind, one.kind, escape(_source(one)))
+    for table in (figures, latencies, rates):
         if table.row_count:
             console.print(table)
 
 
 def _folded(*headers: str, title: str | None = None) -> Table:
     return Table(*(Column(header, overflow="fold") for header in (*headers, "source and notes")), title=title)
-
-
-def _tables(profile: Profile) -> Iterator[Table]:
-    """Its figures, published latencies, and the rates that predictions start from."""
-    table = _folded("figure", "value", "kind")
-    isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
-    parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}
-    for key, figure in parts.items():
-        value = isa if figure is profile.isa else f"{figure.value} {figure.unit}"
-        table.add_row(escape(figure.title or key), escape(value), figure.kind, escape(_source(figure)))
-    yield table
-    table = _folded("latency of", "runtime", "threads", "ms", "kind", title="published latencies, batch 1")
-    for row in profile.latencies:
-        runtime = f"{row.runtime} {row.precision}".strip()
-        threads = str(row.threads or "-")
-        table.add_row(escape(row.model), escape(runtime), threads, f"{row.value:g}", row.kind, escape(_source(row)))
-    yield table
-    headers = ("rate of", "runtime", "rate", "latencies behind it", "kind")
-    table = _folded(*headers, title="what predictions are made from")
-    for one in profile.calibrations:
-        runtime = f"{one.runtime} {one.precision}" + (f", {one.threads} threads" if one.threads else "")
-        rate = f"{one.value:g} {one.unit}" + (f" + {one.overhead_ms:g} ms" if one.overhead_ms else "")
-        behind = f"{one.samples}" + ("" if one.error_percent is None else f", off by {one.error_percent:g} %")
-        table.add_row(one.operators.value, escape(runtime), rate, behind, one.kind, escape(_source(one)))
-    yield table
 
 
 def _source(part: Figure | Latency | Calibration) -> str:

@@ -43,6 +43,7 @@ def command(
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
+    from edgepeft.bench.run import run_benchmark
     from edgepeft.training.exporting.bundle import export
 
     seconds: dict[str, float] = {}
@@ -52,8 +53,17 @@ def command(
         manifest = export(backbone=backbone, delta=deltas, out=out / "bundle", force=True).manifest
         assert manifest is not None
     with _timed("bench", seconds):
-        bench = _measure(out)
-    _close(out, manifest, bench, seconds)
+        request = BenchOptions(
+            profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
+        )
+        with shown_steps() as show:
+            outcome = run_benchmark(
+                request, progress=lambda what, done, total: show(f"measure: {what}", done, total), say=say
+            )
+        write_json(out / "bench.json", outcome.result.to_json())
+        for failure in outcome.failures:
+            say(f"note: {failure}")
+    _close(out, manifest, outcome.result, seconds)
 
 
 def _train(out: Path) -> tuple[Path, list[Path]]:
@@ -81,22 +91,6 @@ def _train(out: Path) -> tuple[Path, list[Path]]:
             force=True,
         )
     return backbone, deltas
-
-
-def _measure(out: Path) -> BenchResult:
-    from edgepeft.bench.run import run_benchmark
-
-    request = BenchOptions(
-        profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
-    )
-    with shown_steps() as show:
-        outcome = run_benchmark(
-            request, progress=lambda what, done, total: show(f"measure: {what}", done, total), say=say
-        )
-    write_json(out / "bench.json", outcome.result.to_json())
-    for failure in outcome.failures:
-        say(f"note: {failure}")
-    return outcome.result
 
 
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:

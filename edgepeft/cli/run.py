@@ -150,12 +150,17 @@ class RunOptions(Options):
 
 @command_of(RunOptions, "run")
 def command(asked: RunOptions) -> None:
+    from edgepeft.device import machine
     from edgepeft.runtime.runtime import Runtime
 
     if asked.stream or STDIN in (str(asked.input_file), *(asked.text or ())) or (sys.stdout and sys.stdout.isatty()):
         no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(asked.bundle, threads=asked.threads, cache=not asked.no_cache)
-    _say_costs(runtime, asked.task)
+    manifest = runtime.bundle.manifest
+    chosen = [entry for name, entry in manifest.tasks.items() if not asked.task or name in asked.task]
+    weights, fp16 = manifest.backbone.weights_dtype, any(entry.weights_dtype == "fp16" for entry in chosen)
+    for cost in machine.missing_arithmetic(None, weights=weights, fp16=fp16):  # of this processor
+        say(f"note: {cost}")
     if asked.input_file is not None:
         asked.columns(runtime)  # refused before anything runs
     ways = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
@@ -173,34 +178,31 @@ def _answer_rows(runtime: Runtime, asked: RunOptions, manner: Decoding) -> None:
         if asked.task_column is not None:
             raise UsageError("--out and --dims go with --task, not with --task-column.")
         _check_vectors(runtime, tasks, asked.out, asked.dims)
-    if asked.out is not None:
-        _write_vectors(runtime, tasks[0], asked, asked.out)
+    if asked.out is not None:  # in the order of the rows
+        found = []
+        for rows in asked.batches(runtime):
+            answers = runtime.predict(tasks[0], [row.readable for row in rows])
+            cut = [each.cut(asked.dims).vector for each in answers if isinstance(each, VectorPrediction)]  # as all are
+            found.append(np.stack(cut))
+        content = io.BytesIO()
+        np.save(content, np.concatenate(found), allow_pickle=False)
+        write_atomically(asked.out, content.getvalue())
+        say(f"{sum(map(len, found))} vectors written to {asked.out}")
     elif asked.stream:
         _print_as_written(runtime, tasks, asked.rows(runtime), manner)
     else:
         if asked.task_column is not None:
             _check_tasks(runtime, asked)  # in the whole file, before anything runs
-            answers = _mixed_answers(runtime, asked, manner)
+            shown = _mixed_answers(runtime, asked, manner)
         else:
-            answers = _answers(runtime, tasks, asked, manner)
+            shown = _answers(runtime, tasks, asked, manner)
         if asked.input_file is not None:
-            _print_stream(answers, as_document=asked.as_json)
+            _print_stream(shown, as_document=asked.as_json)
         elif asked.as_json:
-            print_json(list(answers))
+            print_json(list(shown))
         else:
-            _print_lines(answers)
+            _print_lines(shown)
     say_cuts(runtime.truncation, manner.max_new_tokens)
-
-
-def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
-    """What smaller weights and half precision cost on this processor, if it is one that has no arithmetic for them."""
-    from edgepeft.device import machine
-
-    manifest = runtime.bundle.manifest
-    chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
-    weights, fp16 = manifest.backbone.weights_dtype, any(entry.weights_dtype == "fp16" for entry in chosen)
-    for cost in machine.missing_arithmetic(None, weights=weights, fp16=fp16):
-        say(f"note: {cost}")
 
 
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
@@ -262,19 +264,6 @@ def _write_answers(runtime: Runtime, asked: RunOptions, file: Path, out: Path, m
     if failed:
         say(f"{failed} row{'s' * (failed > 1)} could not be read; the column error says why.")
         raise typer.Exit(1)
-
-
-def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) -> None:
-    """Write them in the order of the rows."""
-    found = []
-    for rows in asked.batches(runtime):
-        answers = runtime.predict(task, [row.readable for row in rows])
-        cut = [each.cut(asked.dims).vector for each in answers if isinstance(each, VectorPrediction)]  # as all are
-        found.append(np.stack(cut))
-    content = io.BytesIO()
-    np.save(content, np.concatenate(found), allow_pickle=False)
-    write_atomically(out, content.getvalue())
-    say(f"{sum(map(len, found))} vectors written to {out}")
 
 
 def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:

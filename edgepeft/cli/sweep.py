@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, print_json, show_table
+from edgepeft.cli._scores import local_runs, showing_runs
 from edgepeft.common.errors import EdgepeftError, requiring
 from edgepeft.common.progress import about, bars, say
-from edgepeft.data.by_class import rounded
 from edgepeft.options.verbs import SweepOptions
 
 if TYPE_CHECKING:
     from edgepeft.sweep.folder import Sweep
-    from edgepeft.sweep.local import Ended, Moved
 
 PANEL = "Train"
 
-_DONE, _REST = "done", "the same command goes on with the rest"
+_REST = "the same command goes on with the rest"
 
 
 @command_of(SweepOptions, "sweep")
@@ -46,10 +44,22 @@ def command(
     if options.halve:
         require_halvable(sweep)
     if options.dry_run:
-        _list(sweep, local(sweep, options.workers, options.threads)[1])
+        _list(sweep, local_runs(sweep, options.workers, options.threads)[1])
         return
     try:
-        with _ended_by_signals(), _executor(sweep, options) as (executor, at_once), showing(sweep, at_once) as tell:
+        with ExitStack() as held:
+            if threading.current_thread() is threading.main_thread():
+                # A shell has its jobs in the background ignore Ctrl-C.
+                held.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+            if options.ray is None:
+                executor, at_once = local_runs(sweep, options.workers, options.threads)
+            else:
+                from edgepeft.sweep.cluster import Cluster
+
+                cluster = Cluster(options.ray)
+                held.callback(cluster.close)
+                executor, at_once = cluster.run, max(1, cluster.cores() // options.threads)
+            tell = held.enter_context(showing_runs(sweep, at_once))
             like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
@@ -64,86 +74,6 @@ def command(
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM interrupt the block, also where a shell had a job in the background ignore the first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _executor(sweep: Sweep, options: SweepOptions) -> Iterator[tuple[Any, int]]:
-    """What computes jobs, and how many at once."""
-    if options.ray is None:
-        yield local(sweep, options.workers, options.threads)
-        return
-    from edgepeft.sweep.cluster import Cluster
-
-    cluster = Cluster(options.ray)
-    try:
-        yield cluster.run, max(1, cluster.cores() // options.threads)
-    finally:
-        cluster.close()
-
-
-def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
-    import torch
-
-    from edgepeft.device.machine import thread_count
-    from edgepeft.sweep.local import run_local
-
-    on_cpu = all(cell.options.get("device") == "cpu" for cell in sweep.cells)
-    gpus = 0 if on_cpu or not torch.cuda.is_available() else torch.cuda.device_count()
-    at_once = min(workers or gpus or max(1, thread_count() // threads), len(sweep.cells))
-    return lambda jobs: run_local(jobs, at_once, gpus), at_once
-
-
-@contextmanager
-def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended], None]]:
-    """A bar of all runs, and one of each that is under way; a line for each that ends."""
-    from rich.progress import TextColumn
-
-    from edgepeft.sweep.local import Moved
-    from edgepeft.sweep.run import estimate
-
-    with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
-        over = sweep.n_over()
-        say(f"{len(sweep.cells)} runs, {len(sweep.cells) - over} of them to compute, {at_once} at once")
-        whole = shown.add_task("runs", total=len(sweep.cells), completed=over, state="", left=None)
-        own: dict[str, Any] = {}
-
-        def tell(said: Moved | Ended) -> None:
-            cell = said.job.cell
-            if isinstance(said, Moved):
-                if cell.name not in own:
-                    own[cell.name] = shown.add_task(str(cell), total=None, state="")
-                best, progress = said.progress.best, said.progress
-                state = progress.phase + ("" if best is None else f"  best {best:.3f}")
-                shown.update(own[cell.name], completed=progress.done, total=progress.total or None, state=state)
-                return
-            if cell.name in own:
-                shown.remove_task(own.pop(cell.name))
-            shown.update(whole, completed=(over := sweep.n_over()), state=about(estimate(sweep, at_once) or None))
-            if said.outcome is None:
-                ended = f"failed: {said.error}" if said.error else ""
-            elif said.outcome.state == _DONE:
-                metrics = sweep.card(cell).metrics
-                ended = f"{metrics['metric']} {rounded(metrics['test'])}"
-            else:
-                ended = ": ".join(filter(None, (said.outcome.state, said.outcome.reason)))
-            if ended:
-                say(f"{over} of {len(sweep.cells)}: {cell}: {ended}")
-
-        yield tell
 
 
 def _list(sweep: Sweep, at_once: int) -> None:

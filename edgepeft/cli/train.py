@@ -19,7 +19,6 @@ from edgepeft.data.by_class import rounded, titled
 from edgepeft.options.verbs import METHOD, TrainOptions
 
 if TYPE_CHECKING:
-    from edgepeft.bundle.delta import Delta
     from edgepeft.training.loop import TrainResult
 
 PANEL = "Train"
@@ -46,25 +45,20 @@ def command(
         most = result.delta.card.max_target_length
         say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
     if result.delta.architecture.decoder_only and not result.delta.card.task_kind.writes:
-        _say_cost(result.delta)
+        config, own = config_of(_ENCODER), result.delta.architecture
+        taken, encoder = (
+            sum(site.in_features * site.out_features for site in each.sites_of(*LINEAR_ROLES))
+            for each in (own, family_of(config).architecture(config))
+        )
+        say(
+            f"note: the layers of {result.delta.card.backbone.source} take {taken:,} multiply-adds a token, those of "
+            f"the encoder {_ENCODER} {encoder:,}; docs/decoders.md has what labels gain by that."
+        )
     _scores.say_notes(result, "another --method")
     if as_json:
         print_json(result.delta.card.model_dump(mode="json"))
     else:
         _show(result, Path(options.out))
-
-
-def _say_cost(delta: Delta) -> None:
-    """What an encoder takes, beside a decoder that answers labels or a number."""
-    config = config_of(_ENCODER)
-    own, encoder = (
-        sum(site.in_features * site.out_features for site in each.sites_of(*LINEAR_ROLES))
-        for each in (delta.architecture, family_of(config).architecture(config))
-    )
-    say(
-        f"note: the layers of {delta.card.backbone.source} take {own:,} multiply-adds a token, those of the encoder "
-        f"{_ENCODER} {encoder:,}; docs/decoders.md has what labels gain by that."
-    )
 
 
 def _show(result: TrainResult, out: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import DataError, requiring
+from edgepeft.common.resources import json_at
 from edgepeft.data.containers import ROW_BYTES, Record, Room, distinct
 from edgepeft.data.labels import class_names, named_classes, shown
 

@@ -18,13 +18,13 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.resources import bytes_at
 from edgepeft.data.pattern import UnreadableRow
 
 # As data sets call them; a list of texts under one of them has several labels.
@@ -35,6 +35,7 @@ TEXTS = (
     "text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document",
     "headline",
 )  # fmt: skip
+SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 _TITLE = "title"  # the text where there is no other
@@ -192,20 +193,23 @@ def by_convention(
     """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
-    known = lowered(record)
-    found: dict[str, str] = {}
+    known, found = lowered(record), dict[str, str]()
+
+    def called(usual: Iterable[str]) -> list[str]:  # Text and text are two, of which one is to be named
+        return [name for each in usual for name in record if str(name).strip().lower() == each]
+
     if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
         pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
-        texts = [known[name] for name in TEXTS if name in known and not any(name in names for names in pairs)]
-        texts += [known[_TITLE]] if _TITLE in known and not texts and not pairs else []
+        texts = called(name for name in TEXTS if not any(name in names for names in pairs))
+        texts += [] if texts or pairs else called([_TITLE])
         sole(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
         if pairs:
             found = {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]}
         elif texts:
             found = {FIRST: texts[0]}
     if labels and label is None and LABEL not in record and (found or FIRST in record or text):
-        names = [known[name] for name in LABELS if name in known and known[name] not in found.values()]
-        names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
+        names = [name for name in called(LABELS) if name not in found.values()]
+        names += called([_ANSWER]) if not names and SECOND in found else []
         if (only := sole(path, names, "the label", "--label-column")) is not None:
             found[LABEL] = only
     if found:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from edgepeft.common.bounded import json_rows
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
+from edgepeft.common.resources import json_rows
 from edgepeft.data.containers import (
     PACKED,
     STDIN,

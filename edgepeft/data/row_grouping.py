@@ -142,6 +142,27 @@ def passage_of(text: str, windows: Sequence[Any]) -> Passage:
     return Passage(cleaned(text), tuple(places), tuple(offsets))
 
 
+def wanted_of(passage: Passage, answers: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
+    """Place the first answer's first and last token, [windows, 2]; (0, 0) if a window has not all of it."""
+    found = np.zeros((len(passage.places), 2), np.int64)
+    for i, (places, offsets) in enumerate(zip(passage.places, passage.offsets, strict=True)):
+        if not answers or not len(places):
+            continue
+        (start, text), (starts, ends) = answers[0], offsets.T
+        end = start + len(text)
+        if starts[0] <= start and ends[-1] >= end:
+            first = starts[np.searchsorted(starts, start, "right") - 1]
+            last = ends[np.searchsorted(ends, end)]
+            # Several tokens may be of one character, which an emoji's bytes are.
+            found[i] = places[np.searchsorted(starts, first)], places[np.searchsorted(ends, last, "right") - 1]
+    return found
+
+
+def windows_of(targets: NDArray[Any]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return of each window of these rows the places of its tokens, and of its first and last wanted one."""
+    return [pair for target in targets for pair in zip(target.passage.places, target.wanted, strict=True)]
+
+
 def readable(passages: Sequence[Passage], length: int) -> NDArray[np.bool_]:
     """Mark the first token, which stands for no answer, and those of the passage, [R, length]."""
     every = [places for passage in passages for places in passage.places]

@@ -27,6 +27,7 @@ from edgepeft.data.labels import (
     CANDIDATES,
     FIRST,
     LABEL,
+    SCORES,
     SECOND,
     LabelNames,
     LabelReader,
@@ -36,6 +37,7 @@ from edgepeft.data.labels import (
     files_beside,
     label_text,
     names_beside,
+    number_of,
     opened,
     shown,
 )
@@ -310,7 +312,10 @@ class _RowReader:
         needed = columns.needed(self._labels)
         if missing := [name for name in needed if name not in record]:
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
-            remedies = (options and f"for others: {options}", columns.remedy)
+            remedies = [options and f"for others: {options}", columns.remedy]
+            if columns.names[2] in missing:
+                odd = [(n, v) for n, v in found.items() if str(n).lower() in SCORES and number_of(v) is None]
+                remedies += [f"{n} holds {shown(v)}, which is no number: write it without a sign" for n, v in odd]
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"

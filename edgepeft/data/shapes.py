@@ -11,14 +11,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from edgepeft.data.labels import LABELS, NUMBERED, TEXTS, lowered, names_beside, number_of, opened, require_names, sole
+from edgepeft.data.labels import (
+    LABELS,
+    NUMBERED,
+    SCORES,
+    TEXTS,
+    lowered,
+    names_beside,
+    number_of,
+    opened,
+    require_names,
+    sole,
+)
 
 Cells = Mapping[str, Any]  # of a row, by its columns
 Head = Sequence[Cells]
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
-_SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
-TAUGHT = {*_TAGS, *_MARKS, *_SCORES}  # what rows say that have no label
+TAUGHT = {*_TAGS, *_MARKS, *SCORES}  # what rows say that have no label
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
 _LISTS = ("tokens", "words", "endings", "choices", "options", "answers", "candidates", "translation")
 _NESTED = {*LABELS, *_TAGS, *_MARKS, *_LISTS}
@@ -254,7 +264,7 @@ def _texts(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
         read = _renamed(sentence1=names["question"], sentence2=names["context"], label=names["answers"])
         return Shape("spans", "question, context and answers", read)
     for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "answer")):
-        if {first, second} <= names.keys() and not {*LABELS, *_SCORES} & names.keys():
+        if {first, second} <= names.keys() and not {*LABELS, *SCORES} & names.keys():
             told = f"{names[first]} and {names[second]}"
             told += "; negative is not read, for the other rows of a batch are such" if "negative" in names else ""
             return Shape("embedding", told, _renamed(sentence1=names[first], sentence2=names[second]))
@@ -263,7 +273,7 @@ def _texts(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
 
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A number by the name of one."""
-    there = [names[name] for name in _SCORES if name in names]
+    there = [names[name] for name in SCORES if name in names]
     cells = {name: [cell for row in head if (cell := row.get(name)) not in (None, "")] for name in there}
     scores = [name for name in there if cells[name] and all(number_of(cell) is not None for cell in cells[name])]
     if not scores or {*LABELS} & names.keys():

@@ -17,11 +17,10 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, mistake
 from edgepeft.common.operators import GraphKind
-from edgepeft.common.resources import data_folder
+from edgepeft.common.resources import data_folder, read_toml
 from edgepeft.device.cgroups import ROOT
 from edgepeft.device.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.placement import Limits

@@ -31,9 +31,8 @@ from tuf.ngclient import Updater, UpdaterConfig
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.bundle.manifest import FileHash
 from edgepeft.common.atomic import synced, write_atomically, write_json
-from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError, VerificationFailed, named
-from edgepeft.common.resources import cache_folder, private_folder
+from edgepeft.common.resources import bytes_at, cache_folder, private_folder
 from edgepeft.fleet.fetcher import HUB, Fetcher, HubFetcher, address_of
 from edgepeft.fleet.repository import METADATA, TARGETS, Published, check_channel
 

@@ -33,10 +33,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from edgepeft.bundle.card import CARD_FILE, CHECKPOINTS, EVALUATION_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import drop_unfinished, write_atomically, write_json
-from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.own_folder import own_folder
+from edgepeft.common.resources import json_at
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 

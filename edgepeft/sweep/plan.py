@@ -40,9 +40,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from edgepeft.common.bounded import toml_at
 from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import in_words
+from edgepeft.common.resources import toml_at
 from edgepeft.common.task_name import check_new_name
 
 _MAX_CELLS = 100_000  # of which a table is made: a second

@@ -223,8 +223,6 @@ class Calibration(Facts):
     def calibrated(self, targets: Values, logits: Values) -> Self:
         """Bind what the evaluation rows say: the temperature, the calibration error before it and with it, and the
         threshold of a guarantee."""
-        if not self.calibrates:
-            return self
         right, of = self.right_of(targets, logits)
         temperature, bound = fitted_temperature(of, right)
         shares = softmax(of, temperature)
@@ -248,8 +246,6 @@ class Calibration(Facts):
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
         """Return ``calibration`` of these rows: ``temperature``, ``ece`` and ``bins``, ``before`` it and ``after``; and
         of a ``promise`` what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
-        if not self.calibrates:
-            return {}
         right, of = self.right_of(targets, logits)
         shares, temperature = self.shares(of), self.chosen.get("temperature", 1.0)
         both = {"before": softmax(of), "after": softmax(of, temperature)}

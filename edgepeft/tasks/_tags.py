@@ -244,11 +244,6 @@ def _macro(sums: Values, _: int) -> float:
     return float((2 * right / (given + has)).mean()) if len(right) else 0.0
 
 
-def _tags_right(kind: Any, targets: Values, outputs: Values) -> Values:
-    """Count each row's words whose tag is right, and all: [n, 2]."""
-    return np.array([(sum(map(eq, *both)), len(both[0])) for both in kind.both(targets, outputs)])
-
-
 ENTITY_SCORES: Mapping[str, Metric] = {
     "entity_f1": Metric(
         entity_counts,
@@ -262,5 +257,9 @@ ENTITY_SCORES: Mapping[str, Metric] = {
         entity_counts, "over all rows' entities together", lambda sums, _: _share(sums[0].sum(), sums[2].sum())
     ),
     "entity_macro_f1": Metric(entity_counts, "mean over the types of entities, each counting alike", _macro),
-    "tag_accuracy": Metric(_tags_right, "share of words whose tag is right", lambda sums, _: _share(*sums)),
+    "tag_accuracy": Metric(
+        lambda kind, *of: np.array([(sum(map(eq, *both)), len(both[0])) for both in kind.both(*of)]),
+        "share of words whose tag is right",
+        lambda sums, _: _share(*sums),
+    ),
 }

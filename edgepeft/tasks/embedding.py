@@ -349,16 +349,14 @@ def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -
     return CORRELATIONS[name].function(kind, targets, cosines(outputs) if outputs.ndim > 1 else outputs)
 
 
-def _near(k: int, _: Embedding, targets: Values, outputs: Values) -> Values:
-    return ranks_of_right(outputs) <= k
-
-
 Embedding.metrics = {
     name: Metric(partial(_correlation, name), "of cosine and number, over all pairs")
     for name in ("spearman", "pearson", "pearson_spearman")
 } | {
     f"recall@{k}": Metric(
-        partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'", mean
+        lambda _, __, outputs, k=k: ranks_of_right(outputs) <= k,  # type: ignore[misc]
+        f"share of rows whose second text is among the {k} nearest of all rows'",
+        mean,
     )
     for k in (1, 5, 10)
 }

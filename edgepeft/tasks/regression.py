@@ -59,6 +59,12 @@ class Regression(TaskType):
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
         return labels is None and head_reads != "text"
 
+    @classmethod
+    def labels_of(cls, rows: Sequence[Row]) -> None:
+        """Refuse rows that teach nothing; there are no labels."""
+        if len({cls().expected(row) for row in rows}) < 2:
+            raise DataError(f"{rows[0].file}: every label is {rows[0].label}; a regression needs numbers that differ.")
+
     def expected(self, row: Row) -> float:
         if (number := number_of(row.label)) is None:
             remedy = "; write it with a point, without commas" if "," in (row.label or "") else ""

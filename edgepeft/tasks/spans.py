@@ -6,12 +6,15 @@ token of its row as start and end, loss = mean of both cross entropies over the 
 windows.  The answer is the span of highest start + end in any window, of at most 30 tokens; there is none where the
 least start + end at a window's first token is above that by more than a threshold, chosen on the evaluation rows.
 
+A row's ``label`` is canonical JSON: a list of [start, text], empty where the passage has no answer.
+
 Letters: W windows of a batch, B rows, n rows, K windows of the row that has most, S tokens.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -19,24 +22,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
+from edgepeft.common.errors import DataError
+from edgepeft.data.labels import shown
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
+from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable, wanted_of, windows_of
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks._span_answers import (
-    SpansPrediction,
-    answers_label,
-    answers_of,
-    best_spans,
-    best_threshold,
-    right_texts,
-    wanted_of,
-    windows_of,
-)
 from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.text import exact_match, f1
 
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
+_LONGEST = 30  # tokens of an answer: run_qa's
+_FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lists where the passage has no answer'
+
+
+@dataclass(frozen=True)
+class SpansPrediction(Prediction):
+    """The ``text`` that stands in the passage from ``start`` to before ``end``, in Python's characters; empty, without
+    places, where there is no answer."""
+
+    text: str = ""
+    start: int | None = None
+    end: int | None = None
+    of_row: Any = field(default=None, compare=False, repr=False)  # (logits [K, S, 2], passage)
+
+    @property
+    def value(self) -> str:
+        """The answer's text."""
+        return self.text
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The text and where it stands."""
+        there = self.start is not None
+        places = {"start": self.start, "end": self.end} if there else {}
+        return {"text": self.text, "answered": there, **places, "score": self.score}
 
 
 @dataclass(frozen=True)
@@ -75,7 +95,14 @@ class Spans(TaskType):
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        return answers_label(value, where)
+        """Return a row's answers as canonical text."""
+        try:
+            found = [(start, text) for start, text in _pairs(value)]
+            if any(type(start) is not int or not isinstance(text, str) for start, text in found):
+                raise TypeError
+            return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+        except (TypeError, KeyError, ValueError):
+            raise DataError(f"{where}: answers are {_FORMS}; found {shown(value)}.") from None
 
     def unknown_label(self, row: Row) -> str | None:
         """Refuse an answer that does not stand in the passage."""
@@ -152,8 +179,21 @@ class Spans(TaskType):
     # Scores.
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """Find the best span of [B, K, S, 2]: window, first and last token, its score, and no answer's, [B, 5]."""
-        return best_spans(logits)
+        """Search [B, K, S, 2] for window, first and last token, the span's score, and that of no answer, [B, 5]."""
+        exact = logits.astype(np.float64)
+        starts, ends, n_tokens = exact[..., 0], exact[..., 1], exact.shape[2]
+        nothing = starts[:, :, 0] + ends[:, :, 0]
+        nothing = np.where(nothing > LOWEST, nothing, np.inf).min(1)  # LOWEST twice: there is no such window
+        found = np.tile([0.0, 0.0, 0.0, 2 * LOWEST], (len(exact), 1))
+        for further in range(min(_LONGEST, n_tokens - 1)):
+            scores = starts[:, :, 1 : n_tokens - further] + ends[:, :, 1 + further :]
+            flat = scores.reshape(len(exact), -1)
+            best = flat.argmax(1)
+            window, first = np.divmod(best, scores.shape[2])
+            value = flat[np.arange(len(flat)), best]
+            better = value > found[:, 3]
+            found[better] = np.stack([window, first + 1, first + 1 + further, value], 1)[better]
+        return np.concatenate([found, nothing[:, None]], 1)
 
     def _given(self, target: Asked, output: Values) -> str:
         start, end = self._span(target.passage, output)
@@ -173,13 +213,19 @@ class Spans(TaskType):
         return start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
-        """Choose the threshold of the highest F1, midway between two rows' differences, if some have no answer."""
+        """Choose the threshold of the highest F1, midway between two rows' differences, of several the lowest, if some
+        rows have no answer."""
         bare = self.choosing("threshold")
         if not any(target.answers == ("",) for target in targets):
             return bare
         if_none = np.array([float(target.answers == ("",)) for target in targets])
-        threshold = best_threshold(outputs[:, 4] - outputs[:, 3], bare.each(targets, outputs) - if_none)
-        return bare.choosing(threshold=threshold)
+        apart, gains = outputs[:, 4] - outputs[:, 3], bare.each(targets, outputs) - if_none
+        order = np.argsort(apart, kind="stable")
+        ranked = apart[order]
+        cuts = np.concatenate([[ranked[0] - 1], (ranked[:-1] + ranked[1:]) / 2, [ranked[-1] + 1]])
+        totals = np.concatenate([[0.0], np.cumsum(gains[order])])
+        between = np.concatenate([[True], ranked[1:] > ranked[:-1], [True]])
+        return bare.choosing(threshold=float(cuts[int(np.where(between, totals, -np.inf).argmax())]))
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
@@ -275,6 +321,52 @@ class Spans(TaskType):
         """Return the share of windows' best starts and ends that are the same; a row is undecided if all its are."""
         one, other = (each.reshape(len(each), -1, *each.shape[-2:]).swapaxes(1, 2) for each in (reference, logits))
         return super().agreement(one, other, tolerance)  # of (n, S, K, 2)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    if value in (None, "", [], {}):
+        return []
+    if isinstance(value, str):  # a table's cell
+        return _pairs(json.loads(value))
+    if isinstance(value, Mapping):
+        starts, texts = value["answer_start"], value["text"]
+        if isinstance(texts, str):
+            starts, texts = [starts], [texts]
+        return list(zip(starts, texts, strict=True))
+    return [(each["answer_start"], each["text"]) for each in value]
+
+
+def answers_of(row: Row) -> list[tuple[int, str]]:
+    """Return where each answer starts, and its text, after a check against the passage."""
+    passage, found = row.sentence2 or "", [(start, text) for start, text in json.loads(row.label or "[]")]
+    for name, text in (("question", row.sentence1), ("passage", passage)):
+        if not text.strip():
+            raise DataError(f"{row.where}: the {name} is empty; a row has a question and a passage to find it in.")
+    for start, text in found:
+        if not text.strip():
+            raise DataError(
+                f"{row.where}: an answer has no text; where the passage has none, answers is an empty list."
+            )
+        if start < 0 or start + len(text) > len(passage):
+            wrong = "starts before it" if start < 0 else "ends beyond it"
+            raise DataError(
+                f"{row.where}: the answer {shown(text)} at {start} {wrong}: the passage has {len(passage)} characters "
+                "(of Python: an emoji is one)."
+            )
+        if (there := passage[start : start + len(text)]) != text:
+            at = passage.find(text)
+            hint = f"it stands at {at}" if at >= 0 else "it stands nowhere in it"
+            raise DataError(
+                f"{row.where}: at {start} of the passage stands {shown(there)}, and not the answer {shown(text)}; "
+                f"{hint}."
+            )
+    return found
+
+
+def right_texts(row: Row) -> tuple[str, ...]:
+    """Return what SQuAD's script compares with: answers that have a word, or the empty text."""
+    texts = dict.fromkeys(text for _, text in json.loads(row.label or "[]") if not exact_match(text, ""))
+    return tuple(texts) or ("",)
 
 
 def _asked(rows: Sequence[Row], passages: Iterable[Passage]) -> Values:

@@ -8,8 +8,8 @@ from typing import Any
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import MAX_LENGTH
-from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import UsageError
+from edgepeft.common.resources import json_at
 from edgepeft.data.parts import PARTS, TaskData, given_rows, load_data
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns

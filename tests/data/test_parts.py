@@ -181,6 +181,11 @@ def test_what_cannot_be_parted_is_refused(n, options, message):
     assert message in str(raised.value)
 
 
+def test_numbers_that_are_all_equal_are_refused_as_a_single_label_is():
+    with pytest.raises(DataError, match="wide.csv: every label is 2.5; a regression needs numbers that differ"):
+        task_data(labelled(["2.5", "2.50"] * 10), kind="regression")
+
+
 def test_every_label_stays_in_training():
     single = Row("rare", None, "rare", "memory.jsonl", 99)
     assert "rare" in {row.label for row in task_data([*rows(60), single]).train}

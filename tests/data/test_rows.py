@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.common import bounded
+from edgepeft.common import resources
 from edgepeft.common.errors import DataError, MissingPackage, UsageError
 from edgepeft.data import containers, readers
 from edgepeft.data import rows as rows_module
@@ -105,11 +105,18 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
         ("a.csv", "review,planet\na,5\n", "a.csv:2: no column label. Found columns: review, planet. Expected"),
         (
             "a.csv",
+            "text,score\na,85%\n",
+            '--label-column NAME; score holds "85%", which is no number: write it without a',
+        ),
+        (
+            "a.csv",
             "line\na\nb\n",
             "no column sentence1 and no column label. Found columns: line. Expected: sentence1, optionally sentence2, and "
             "label; for others: --text-column NAME, --label-column NAME. The table has one column alone; a csv separates",
         ),
         ("a.csv", "text,content,label\na,b,c\n", "a.csv: text, content may each be the text; say which: --text-column"),
+        ("a.csv", "Text,text,label\na,b,c\n", "a.csv: Text, text may each be the text; say which: --text-column NAME."),
+        ("a.csv", "text,Labels,labels\na,b,c\n", "a.csv: Labels, labels may each be the label; say which: --label-col"),
         ("a.csv", "text,target,y\na,b,c\n", "a.csv: target, y may each be the label; say which: --label-column NAME."),
         ("a.csv", "text,premise,hypothesis,y\na,b,c,d\n", "a.csv: text, premise and hypothesis may each be the text"),
         ("a.csv", "sentence1,label,label\na,b,c\n", "a.csv:1: 2 columns are called 'label'; rename or delete"),
@@ -424,7 +431,7 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     ],
 )
 def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch, name, content, refused):
-    for module, bound in ((bounded, "_MAX_PARTS"), (containers, "_MAX_CELLS"), (readers, "_MAX_WORDS")):
+    for module, bound in ((resources, "_MAX_PARTS"), (containers, "_MAX_CELLS"), (readers, "_MAX_WORDS")):
         monkeypatch.setattr(module, bound, 20)
     (path := tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=refused):

@@ -19,8 +19,7 @@ from edgepeft.data.batches import encode
 from edgepeft.data.parts import load_data
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.tasks._span_answers import right_texts
-from edgepeft.tasks.spans import Spans
+from edgepeft.tasks.spans import Spans, right_texts
 
 NO_ANSWER = {"text": [], "answer_start": []}
 

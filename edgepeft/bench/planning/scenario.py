@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words
-from edgepeft.common.resources import data_folder
+from edgepeft.common.resources import data_folder, read_toml
 
 _MAX_ROWS = 1_000_000  # a longer list is a mistake, and would be sent to every worker
 _MAX_TOKENS = 1 << 20  # of a batch

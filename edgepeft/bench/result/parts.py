@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from pydantic_core import PydanticKnownError
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
-from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.messages import in_words
+from edgepeft.common.resources import bytes_at
 
 _MAX_BYTES = 100_000_000
 _Document = TypeVar("_Document", bound=BaseModel)

@@ -1,6 +1,6 @@
 /**
  * The answer to a question as it stands in a passage: the span of highest start + end in any of the passage's windows,
- * as `edgepeft/tasks/_span_answers.py` finds it (transformers' `run_qa`).  Places count code points.
+ * as `edgepeft/tasks/spans.py` finds it (transformers' `run_qa`).  Places count code points.
  *
  * @typedef {{window: number, first: number, last: number, score: number}} Span
  */

@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from edgepeft.common import bounded
-from edgepeft.common.bounded import bytes_at, json_at, json_rows, toml_at
+from edgepeft.common import resources
+from edgepeft.common.resources import bytes_at, json_at, json_rows, toml_at
 
 
 def of(path, content):
@@ -32,10 +32,10 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path):
 @pytest.mark.parametrize("part", ["[]", "{}", "0"])
 def test_parts_are_counted_before_json_is_parsed(tmp_path, monkeypatch, part):
     path = of(tmp_path / "a.json", f"[{','.join([part] * 40)}]".encode())
-    monkeypatch.setattr(bounded, "_MAX_PARTS", 100)
+    monkeypatch.setattr(resources, "_MAX_PARTS", 100)
     assert json_at(path) == json.loads(path.read_bytes())
-    monkeypatch.setattr(bounded, "_MAX_PARTS", 39)
-    monkeypatch.setattr(bounded, "_DECODER", None)  # it is not parsed
+    monkeypatch.setattr(resources, "_MAX_PARTS", 39)
+    monkeypatch.setattr(resources, "_DECODER", None)  # it is not parsed
     with pytest.raises(OSError, match="more than 39 lists"):
         json_at(path)
 
