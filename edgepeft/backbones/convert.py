@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, write_safetensors
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, WEIGHTS_FILE, WEIGHTS_FILES
+from edgepeft.backbones.sentence_files import SENTENCE_FILES
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError, requiring
 from edgepeft.common.messages import reason
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
-MODULES_FILE = "modules.json"  # of sentence-transformers
-COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json", MODULES_FILE)
+COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json", *SENTENCE_FILES)
 PICKLED_FILE = "pytorch_model.bin"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}

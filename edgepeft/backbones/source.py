@@ -1,6 +1,5 @@
 """Finding a backbone: a folder, GGUF file or Hub name becomes a folder with config, float32 weights and tokenizer."""
 
-import contextlib
 import os
 import re
 import warnings
@@ -13,15 +12,14 @@ from typing import Any
 from edgepeft.backbones.base import Architecture, Pooling, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.convert import COMPANIONS, MODULES_FILE, plain_folder
+from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.gguf_file import folder_of_gguf
+from edgepeft.backbones.sentence_files import warn_of_what_is_not_read
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.resources import json_at, sha256_of
-
-_DONE_HERE = ("Transformer", "Pooling", "Normalize", "Dropout")  # of what sentence-transformers makes a vector by
+from edgepeft.common.resources import sha256_of
 
 
 @dataclass(frozen=True)
@@ -58,16 +56,8 @@ class Backbone:
         path = self.folder / "1_Pooling" / "config.json"
         if not path.is_file():
             return self.architecture.pooling
-        config, kinds = read_config(path), list[str]()
-        modules = self.folder / MODULES_FILE
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or no list of modules
-            kinds = [str(each["type"]).rpartition(".")[2] for each in json_at(modules)]
-        if odd := [kind for kind in dict.fromkeys(kinds) if kind not in _DONE_HERE]:
-            warnings.warn(
-                f"{modules} has {' and '.join(odd)}, which is left out here: a text's vector is the pooled one, not "
-                "what sentence-transformers gives.",
-                stacklevel=2,
-            )
+        config = read_config(path)
+        warn_of_what_is_not_read(self.folder, self.encoder)
         if (given := config.get("pooling_mode")) is not None:
             modes = {given} if isinstance(given, str) else {str(mode) for mode in given}
         else:  # before version 6 of sentence-transformers there is a switch for each

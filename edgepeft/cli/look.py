@@ -73,7 +73,8 @@ def command(
         "copies": len(rows) - len({(row.sentence1, row.sentence2, row.label) for row in rows}),
         "lengths": {"unit": unit, **spread, f"over_{max_length}": sum(n > max_length for n in lengths)},
         "labels": _labels(task_kind, rows),
-        "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind),
+        "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind)
+        + " --skip-bad" * ("; left out of " in found.split),  # as training would refuse what was left out here
     }
     if as_json:
         print_json(document)

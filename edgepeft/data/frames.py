@@ -170,12 +170,10 @@ class Records:
             self._rows = list(named_split(rows))
         elif hasattr(rows, "to_dicts"):  # polars
             self._rows = rows.to_dicts()
-        elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
+        elif hasattr(rows, "iterrows"):  # pandas
             distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
             records = rows.to_dict("records")
-            self._rows = [
-                {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in r.items()} for r in records
-            ]
+            self._rows = [{name: None if _missing(value) else value for name, value in r.items()} for r in records]
         else:
             self._rows = list(rows)
 
@@ -190,6 +188,11 @@ class Records:
                 yield number, {str(name): _plain(value) for name, value in row.items()}
             else:
                 yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
+
+
+def _missing(value: Any) -> bool:
+    """True for what pandas has where nothing is: NaN, and NA of its nullable types or NaT, which equal not even NaN."""
+    return type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import load_model
@@ -64,6 +64,45 @@ def test_a_dense_layer_of_sentence_transformers_is_not_left_out_in_silence(folde
             warnings.simplefilter("always")
             assert open_backbone(str(folder)).pooling is Pooling.MEAN
         assert [said in str(note.message) for note in notes] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 32, "do_lower_case": False}, ""),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "sentence_bert_config.json has do_lower_case, which"),
+        ("sentence_xlm-roberta_config.json", {"do_lower_case": True}, "the tokenizer keeps capitals: give texts in"),
+        ("sentence_bert_config.json", ["do_lower_case"], ""),
+        ("config_sentence_transformers.json", {"prompts": {"query": "query: "}, "default_prompt_name": None}, ""),
+        ("config_sentence_transformers.json", {"prompts": {"q": ""}, "default_prompt_name": "q"}, ""),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"q": "query: ", "d": "passage: "}, "default_prompt_name": "q"},
+            "has the prompt 'query: ' (q), which sentence-transformers puts before each text",
+        ),
+    ],
+)
+def test_what_sentence_transformers_does_to_texts_and_is_not_done_here_is_said(
+    folder, tmp_path, monkeypatch, name, config, said
+):
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    (folder / name).write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "A": 1, "a": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    halved = {name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()}
+    for normalizer, tensors in ((None, None), (None, halved), (normalizers.Lowercase(), None)):
+        if tensors:  # converted into the cache
+            save_file(tensors, folder / "model.safetensors")
+        if normalizer:
+            tokenizer.normalizer = normalizer
+        tokenizer.save(str(folder / "tokenizer.json"))
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            assert open_backbone(str(folder)).pooling is Pooling.MEAN
+        expected = said and (normalizer is None or "lower_case" not in json.dumps(config))
+        assert [said in str(note.message) for note in notes] == ([True] if expected else [])
 
 
 def test_weights_that_lack_tensors_are_refused_before_transformers_draws_them(folder):

@@ -32,6 +32,9 @@ def test_labels_lengths_copies_and_bad_rows_are_counted(tmp_path):
     assert {each["label"]: each["rows"] for each in found["labels"]} == {"a": 20, "b": 21}
     assert found["lengths"] == {"unit": "words", "median": 2, "of_95_percent": 3, "longest": 30, "over_20": 1}
     assert "1 that cannot be used" in found["split"] and "line 41: not JSON" in said
+    assert shlex.split(found["train"])[-1] == "--skip-bad"  # as training refuses such rows without it
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if line != "broken"))
+    assert "--skip-bad" not in look(path)[0]["train"]
 
 
 def test_standard_input_is_read_once(monkeypatch):

@@ -79,6 +79,27 @@ def test_rows_that_cannot_be_read_are_named(frame_of):
         answered_frame(Fake(), "mood", frame_of({"text": ["w7", None]}))
 
 
+class NAType:
+    """pandas.NA of its nullable types: as its documentation has it, no truth."""
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+class NaTType:
+    """pandas.NaT."""
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), NAType(), NaTType()], ids=["None", "NaN", "NA", "NaT"])
+def test_what_pandas_has_for_nothing_is_nothing(missing):
+    frame = Pandas({"sentence1": ["w7", "w8"], "sentence2": [missing, missing], "id": [missing, 5]})
+    runtime = Fake()
+    answered_frame(runtime, "mood", frame)
+    assert runtime.texts == [("w7", None), ("w8", None)]
+    with pytest.raises(DataError, match=r"rows:1: sentence1 must be a text; found null"):
+        answered_frame(runtime, "mood", Pandas({"sentence1": [missing]}))
+
+
 def test_a_runtime_answers_a_frame_as_it_answers_its_texts(exported, frame_of):
     with Runtime(exported) as runtime:
         plain = runtime.predict("mood", ["w7 w8", "w9"])
