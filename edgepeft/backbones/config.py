@@ -146,6 +146,20 @@ def rope_of(
     return {**found, "rope_theta": float(theta)}
 
 
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+
+
+def layer_types(config: Mapping[str, Any], usual: Sequence[str]) -> list[str]:
+    """Each layer's attention, ``GLOBAL`` or ``LOCAL``: the config's ``layer_types``, or the ``usual`` ones."""
+    kinds = list(usual) if config.get("layer_types") is None else config["layer_types"]
+    if not isinstance(kinds, list) or len(kinds) != len(usual):
+        raise UsageError(f"the config's layer_types must name the attention of {len(usual)} layers; found {kinds!r}.")
+    for kind in kinds:
+        if kind not in (GLOBAL, LOCAL):
+            raise UsageError(f"the config's layer_types has {kind!r}; supported: {GLOBAL}, {LOCAL}.")
+    return kinds
+
+
 def _mapping(config: Mapping[str, Any], key: str, called: str = "") -> Mapping[str, Any]:
     """A config's object, empty where there is none."""
     value = config.get(key)

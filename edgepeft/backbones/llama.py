@@ -37,7 +37,7 @@ from edgepeft.backbones.base import (
     Site,
 )
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.config import Sizes, checked, read_sizes, require_known
+from edgepeft.backbones.config import GLOBAL, LOCAL, Sizes, checked, layer_types, read_sizes, require_known
 from edgepeft.backbones.packing import Packing, frequencies, rotation
 from edgepeft.common.errors import UsageError
 
@@ -45,7 +45,6 @@ _WORDS = "model.embed_tokens.weight"
 _ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
 
 
@@ -100,15 +99,13 @@ class Layout:
     def attention(self, config: Mapping[str, Any], sizes: _Sizes) -> tuple[Attention, ...]:
         """Each layer's."""
         n, e = sizes.n_layers, sizes.head_dim
-        whole = rotation(config, e, kind=_GLOBAL if self.local_theta else "")
+        whole = rotation(config, e, kind=GLOBAL if self.local_theta else "")
         if not self.local_theta:
             return (whole,) * n
-        within = rotation({**config, "rope_scaling": None}, e, "rope_local_base_freq", _LOCAL)
+        within = rotation({**config, "rope_scaling": None}, e, "rope_local_base_freq", LOCAL)
         pattern = checked("sliding_window_pattern", config.get("sliding_window_pattern", 6))
-        types = config.get("layer_types") or [_LOCAL if (i + 1) % pattern else _GLOBAL for i in range(n)]
-        if len(types) != n:
-            raise UsageError(f"the config's layer_types are {len(types)}; there are {n} layers.")
-        return tuple(within if kind == _LOCAL else whole for kind in types)
+        types = layer_types(config, [LOCAL if (i + 1) % pattern else GLOBAL for i in range(n)])
+        return tuple(within if kind == LOCAL else whole for kind in types)
 
     def tensors(self, config: Mapping[str, Any], sizes: _Sizes, sites: Iterable[Site]) -> dict[str, tuple[int, ...]]:
         """Shapes by name."""

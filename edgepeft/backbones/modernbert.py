@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgepeft.backbones.base import Architecture, Attention, Pooling
-from edgepeft.backbones.config import checked, require_known, require_switches, rope_of
+from edgepeft.backbones.config import GLOBAL, LOCAL, checked, layer_types, require_known, require_switches, rope_of
 from edgepeft.backbones.encoder import Encoder, ModelLayout
-from edgepeft.common.errors import UsageError
 
 _LAYOUT = ModelLayout(
     prefix="model.",
@@ -41,7 +40,6 @@ _LAYOUT = ModelLayout(
 # Which modules have biases where a config says so; no published ModernBERT has some.
 _BIASES = {"attention_bias": ("attn.Wqkv", "attn.Wo"), "mlp_bias": ("mlp.Wi", "mlp.Wo"), "norm_bias": ("norm",)}
 _POOLINGS = {"cls": Pooling.FIRST, "mean": Pooling.MEAN}
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
 class ModernBert(Encoder):
@@ -67,18 +65,12 @@ class ModernBert(Encoder):
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Global or local."""
         width = checked("local_attention", config.get("local_attention", 128))  # of both sides
-        theta = rope_of(config, "global_rope_theta", 160_000.0, _GLOBAL)["rope_theta"]
-        local = rope_of(config, "local_rope_theta", 10_000.0, _LOCAL, instead=theta)["rope_theta"]
-        known = {_GLOBAL: Attention(theta, None), _LOCAL: Attention(local, width // 2)}
-        if (kinds := config.get("layer_types")) is None:  # in transformers 4 every n-th is global
-            key = "global_attn_every_n_layers"
-            every = checked(key, config.get(key, 3))
-            kinds = [_LOCAL if i % every else _GLOBAL for i in range(n_layers)]
-        if not isinstance(kinds, list) or len(kinds) != n_layers:
-            raise UsageError(f"the config's layer_types must name the attention of {n_layers} layers; found {kinds!r}.")
-        for kind in kinds:
-            if kind not in (_GLOBAL, _LOCAL):
-                raise UsageError(f"the config's layer_types has {kind!r}; supported: {', '.join(known)}.")
+        theta = rope_of(config, "global_rope_theta", 160_000.0, GLOBAL)["rope_theta"]
+        local = rope_of(config, "local_rope_theta", 10_000.0, LOCAL, instead=theta)["rope_theta"]
+        known = {GLOBAL: Attention(theta, None), LOCAL: Attention(local, width // 2)}
+        key = "global_attn_every_n_layers"  # in transformers 4
+        every = 3 if config.get("layer_types") is not None else checked(key, config.get(key, 3))
+        kinds = layer_types(config, [LOCAL if i % every else GLOBAL for i in range(n_layers)])
         return tuple(known[kind] for kind in kinds)
 
 

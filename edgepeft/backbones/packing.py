@@ -195,6 +195,8 @@ def rotation(config: Mapping[str, Any], width: int, key: str = "rope_theta", kin
     scaled = w / factor
     if named == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
+        if low >= high:
+            raise UsageError(f"the config's RoPE has low_freq_factor {low} and high_freq_factor {high}, no greater.")
         before = number("original_max_position_embeddings")
         length = np.float32(2 * math.pi) / w
         smooth = (np.float32(before) / length - np.float32(low)) / np.float32(high - low)

@@ -33,7 +33,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import product_flops
 from edgepeft.common.task_name import GRAPH
 from edgepeft.graph.cost import count_run, peak_bytes
-from edgepeft.graph.shapes import walk
+from edgepeft.graph.shapes import Walked
 
 _MAX_ROWS = 4  # more of them only repeat what these do
 _WARMUP, _RUNS, _PROBES = 2, 10, 5
@@ -70,7 +70,7 @@ def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 
             "nodes": len(graph.graph.node),
             "flops": product_flops(works),  # of everything else memory is the bound, and its arithmetic is not counted
             "bytes_moved": sum(work.n_bytes for work in works),
-            "peak_activation_bytes": peak_bytes(graph.graph, walk(graph, inputs).specs),
+            "peak_activation_bytes": peak_bytes(graph.graph, Walked(graph, inputs).specs),
         }
         entries.append(MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own}))
     return entries

@@ -20,7 +20,7 @@ from edgepeft.bundle.manifest import TaskCard
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import OperatorClass, Work, product_flops
 from edgepeft.graph.cost import Costs, count_run, peak_bytes
-from edgepeft.graph.shapes import Spec, walk
+from edgepeft.graph.shapes import Spec, Walked
 from edgepeft.runtime.decoding import GREEDY, Decoding
 
 LENGTH = 128  # of the papers' throughput tables
@@ -166,8 +166,8 @@ def written_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
     sizes = {name: value.n_bytes for name, value in last.items() if isinstance(value, Spec)}
     cross = sum(size for name, size in sizes.items() if name.startswith(f"{CROSS}."))
     caches = {"keys and values of the texts": cross, "of what is written": sum(sizes.values()) - cross}
-    encoder = peak_bytes(graphs.encoder.graph, walk(graphs.encoder, inputs).specs, in_place=False)
-    specs = walk(graphs.decoder, last).specs
+    encoder = peak_bytes(graphs.encoder.graph, Walked(graphs.encoder, inputs).specs, in_place=False)
+    specs = Walked(graphs.decoder, last).specs
     # Logits of several beams are held three times more while a step's tokens are chosen.
     chosen = 3 * _FLOAT_BYTES * int(np.prod(specs["logits"].shape)) if decoding.beams > 1 else 0
     step = peak_bytes(graphs.decoder.graph, specs, in_place=False) + chosen

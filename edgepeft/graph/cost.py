@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.operators import OperatorClass, Work
 from edgepeft.graph.protos import attributes, external_tensors, followed, readers, reads, writers
-from edgepeft.graph.shapes import Spec, walk
+from edgepeft.graph.shapes import Spec, Walked
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvInteger", "Einsum"}
@@ -77,7 +77,8 @@ class Costs(NamedTuple):
 
 def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Costs:
     """Count one run; of an input that is given as a spec, no value is known."""
-    specs, computed = walk(model, inputs)
+    walked = Walked(model, inputs)
+    specs = walked.specs
     graph = model.graph
     weights = {initializer.name: specs[initializer.name].n_bytes for initializer in graph.initializer}
     for node in graph.node:  # a product reads these matrices as they are stored, see ``grouped``
@@ -90,7 +91,7 @@ def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec])
         constant = fed.isdisjoint(node.input)
         if not constant:
             fed.update(node.output)
-        follows = all(name in computed for name in node.output if name)
+        follows = all(name in walked.values for name in node.output if name)
         kind = _class_of(node, specs, constant=constant, follows=follows)
         flops = 0
         if kind not in (OperatorClass.NONE, OperatorClass.INDEX):

@@ -36,13 +36,6 @@ class Spec(NamedTuple):
         return -(-n_bytes // 2) if self.kind == onnx.TensorProto.UINT4 else n_bytes  # NumPy has no half bytes
 
 
-class Walked(NamedTuple):
-    """Specs by name; ``computed`` are the integers that follow from the inputs, or from shapes, without weights."""
-
-    specs: dict[str, Spec]
-    computed: frozenset[str]
-
-
 def sized(
     model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]] = MappingProxyType({})
 ) -> dict[str, Spec]:
@@ -55,24 +48,21 @@ def sized(
             raise BundleError(f"the graph has an open dimension {missing[0]!r} that this version does not know.")
         shape = tuple(sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim)
         given[value.name] = known.get(value.name, Spec(tensor.elem_type, shape))
-    return walk(model, given).specs
+    return Walked(model, given).specs
 
 
-def walk(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Walked:
-    """Walk a sorted graph; of an input that is given as a spec, no value is known."""
-    missing = [value.name for value in model.graph.input if value.name not in inputs]
-    if missing:
-        raise BundleError(f"the graph has an input {missing[0]!r} that this version does not know.")
-    walker = _Walker(model, inputs)
-    for node in model.graph.node:
-        walker.take(node)
-    return Walked(walker.specs, frozenset(walker.values))
+class Walked:
+    """A sorted graph's specs, by name; of an input that is given as a spec, no value is known.
 
+    ``values`` are the integers that follow from the inputs, or from shapes, without weights.
+    """
 
-class _Walker:
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> None:
-        self.versions = {opset.domain: opset.version for opset in model.opset_import}
-        self.opsets, self.ir_version = list(model.opset_import), model.ir_version
+        missing = [value.name for value in model.graph.input if value.name not in inputs]
+        if missing:
+            raise BundleError(f"the graph has an input {missing[0]!r} that this version does not know.")
+        self._versions = {opset.domain: opset.version for opset in model.opset_import}
+        self._opsets, self._ir_version = list(model.opset_import), model.ir_version
         self.values: dict[str, NDArray[Any]] = {}
         self.specs = {name: given for name, given in inputs.items() if isinstance(given, Spec)}
         self._know({name: given for name, given in inputs.items() if not isinstance(given, Spec)})
@@ -80,8 +70,10 @@ class _Walker:
             self.specs[tensor.name] = Spec(tensor.data_type, tuple(tensor.dims))
             if tensor.data_location != onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SMALL:
                 self._know({tensor.name: numpy_helper.to_array(tensor)})
+        for node in model.graph.node:
+            self._take(node)
 
-    def take(self, node: onnx.NodeProto) -> None:
+    def _take(self, node: onnx.NodeProto) -> None:
         """Compute a node where all that it reads is known; else infer its outputs' specs."""
         given = [name for name in node.input if name]
         large = any(math.prod(each.t.dims) > _SMALL for each in node.attribute if each.HasField("t"))  # constants
@@ -89,7 +81,7 @@ class _Walker:
             part = slice(*(attributes(node).get(end) for end in ("start", "end")))
             self._know({node.output[0]: np.array(self.specs[given[0]].shape[part], np.int64)})
         elif all(name in self.values for name in given) and not large:
-            evaluator = ReferenceEvaluator(node, opsets=self.versions)
+            evaluator = ReferenceEvaluator(node, opsets=self._versions)
             results = evaluator.run(None, {name: self.values[name] for name in given})
             self._know(dict(zip(node.output, map(np.asarray, results), strict=True)))
         else:
@@ -111,9 +103,9 @@ class _Walker:
             if name in self.values and self.values[name].size <= _SMALL
         }
         try:
-            schema = defs.get_schema(node.op_type, self.versions[node.domain], node.domain)
+            schema = defs.get_schema(node.op_type, self._versions[node.domain], node.domain)
             inferred = shape_inference.infer_node_outputs(
-                schema, node, types, data, opset_imports=self.opsets, ir_version=self.ir_version
+                schema, node, types, data, opset_imports=self._opsets, ir_version=self._ir_version
             )
         except (KeyError, defs.SchemaError, onnx.checker.ValidationError, shape_inference.InferenceError) as error:
             raise BundleError(f"the shape of {node.output[0]} ({node.op_type}) cannot be told: {error}") from error

@@ -21,7 +21,7 @@ from edgepeft.data.rows import Row
 from edgepeft.deploy.cost import ARENA, checked_length, example_inputs, read_as, written_bytes
 from edgepeft.device.profiles import Profile
 from edgepeft.graph.cost import matrices_read, packed_bytes, peak_bytes, stored_bytes
-from edgepeft.graph.shapes import walk
+from edgepeft.graph.shapes import Walked
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
@@ -181,7 +181,7 @@ def _working(
 
         @functools.cache
         def alive(rows: int) -> int:
-            specs = walk(graph, example_inputs(bundle, rows, length)).specs
+            specs = Walked(graph, example_inputs(bundle, rows, length)).specs
             return int(ARENA * peak_bytes(graph.graph, specs, in_place=False))
 
         return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}

@@ -167,6 +167,10 @@ def test_a_delta_goes_to_peft_and_comes_back_with_the_same_logits(tiny: Callable
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor as a positive number"),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object; found 'yarn'"),
+        (
+            {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 16, "high_freq_factor": 1.0}},
+            "low_freq_factor 1.0 and high_freq_factor 1.0, no greater",
+        ),
         ({"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "relu2"}, "supported: silu"),
         ({"eos_token_id": 60}, "beyond its vocabulary"),
@@ -177,6 +181,13 @@ def test_a_delta_goes_to_peft_and_comes_back_with_the_same_logits(tiny: Callable
 def test_a_config_of_another_kind_is_refused_by_name(changes: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         read({"model_type": "llama", **SIZES["llama"], **changes})
+
+
+@pytest.mark.parametrize("types", [3, "full_attention", ["full_attention"], ["full_attention", "linear_attention"]])
+def test_layers_of_other_kinds_of_attention_are_refused(types: Any):
+    sizes = {"num_hidden_layers": 2, "layer_types": types}
+    with pytest.raises(UsageError, match="the config's layer_types"):
+        read({"model_type": "gemma3_text", **SIZES["gemma3_text"], **sizes})
 
 
 def test_a_config_that_says_nothing_of_the_activation_has_transformers_default():
