@@ -137,9 +137,9 @@ def isa_flags(proc: Path = cgroups.PROC) -> tuple[str, ...]:
     return tuple(sorted(x86 + arm))
 
 
-def lacks_dot_product(proc: Path = cgroups.PROC) -> bool:
+def lacks_dot_product() -> bool:
     """Whether this is an Arm processor that has no instruction for sums of products of 8-bit numbers."""
-    flags = set(isa_flags(proc))
+    flags = set(isa_flags())
     return "asimd" in flags and flags.isdisjoint(DOT_PRODUCT)
 
 

@@ -198,6 +198,7 @@ class BnConfig(MethodConfig):
         plain = form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
         factored = self.phm_layer and plain and placed and self.scaling != "channel" and even
         low_rank = factored and self.shared_phm_rule and self.factorized_phm_W
+        held = [(reader.site.name, *each) for reader in readers for each in reader.held(low_rank=low_rank)]
         if factored:
             more = {"n": self.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
             more |= {"rank": self.phm_rank} if low_rank else {}
@@ -215,7 +216,6 @@ class BnConfig(MethodConfig):
                 tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
             return tensors
 
-        held = [(reader.site.name, *each) for reader in readers for each in reader.held(low_rank=low_rank)]
         shapes = {theirs: shape for _, theirs, _, shape in held}
         as_they_are = self.scaling == 1.0 and even and (factored or not self.phm_layer)
         names = tuple((theirs, f"{site}/{ours}") for site, theirs, ours, _ in held) if as_they_are else ()

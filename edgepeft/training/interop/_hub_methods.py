@@ -39,7 +39,6 @@ Settings = dict[str, Any]
 _LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
 _SCORED = ("distilbert",)  # whose masks of ones their code adds to scores
 _KEEPS: Mapping[str, Any] = {"sublayer": True, "norm": False, "sum": "post_add"}
-_ATTENTION, _FFN = str(Role.ATTENTION_OUTPUT), str(Role.FFN_OUTPUT)
 
 
 class HubLoraConfig(MethodConfig):
@@ -273,13 +272,13 @@ def _bottleneck(
 ) -> Settings:
     """What all adapters between layers have: m = d // reduction_factor, the forms of ``_hub_adapter``."""
     d, m = delta.architecture.hidden_size, method.bottleneck
-    after_the_layer = str(Role.LAYER_OUTPUT) in roles
+    after_the_layer = Role.LAYER_OUTPUT in roles
     if (reads != "norm" and keeps != "sublayer") or (after_the_layer and len(roles) > 1):
         at = ", ".join(roles)
         refuse(delta, f"reads={reads} with keeps={keeps} at {at} is no form of its adapters", "Train it with another")
     return {
-        "mh_adapter": _ATTENTION in roles,
-        "output_adapter": _FFN in roles or after_the_layer,
+        "mh_adapter": Role.ATTENTION_OUTPUT in roles,
+        "output_adapter": Role.FFN_OUTPUT in roles or after_the_layer,
         "cross_adapter": False,
         "reduction_factor": d // m if d % m == 0 else d / m if int(d // (d / m)) == m else d / (m + 0.5),
         "non_linearity": next(theirs for theirs, ours in ACTIVATION_NAMES.items() if ours == method.activation),

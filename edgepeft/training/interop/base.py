@@ -173,6 +173,14 @@ class ImportedHead(NamedTuple):
     model: str = SEQUENCES
     problem: str | None = None
 
+    def fits(self, kind: type[TaskType]) -> bool:
+        """Whether tasks of that kind have such heads."""
+        if kind.model != self.model or kind.writes or self.problem not in (None, kind.problem_type):
+            return False
+        if not kind.has_labels and not kind.gives_vectors:
+            return kind().n_outputs == self.outputs
+        return kind.gives_vectors or self.outputs != 1 or not kind.one_label  # of two or more, one is right
+
 
 @dataclass(frozen=True)
 class ImportRequest:
@@ -243,7 +251,7 @@ class ImportRequest:
                     f"answers by {found}. Import it as that, or train the task here."
                 )
             return kind_named("text") if writes else wanted
-        fitting = {kind.problem_type: kind for kind in kinds().values() if _may_have(kind, head)}
+        fitting = {kind.problem_type: kind for kind in kinds().values() if head.fits(kind)}
         if not fitting:
             raise BundleError(
                 f"{folder}: no kind of task has a head of ...{head.model} with {head.outputs} outputs; import it with "
@@ -349,17 +357,6 @@ def importer_of(folder: Path) -> Importer:
 def usual_problem(outputs: int) -> str:
     """What transformers takes a classifier of sequences for where its config does not say ``problem_type``."""
     return "regression" if outputs == 1 else "single_label_classification"
-
-
-def _may_have(kind: type[TaskType], head: ImportedHead) -> bool:
-    """Whether tasks of that kind have such heads."""
-    if kind.model != head.model or kind.writes or head.problem not in (None, kind.problem_type):
-        return False
-    if kind.gives_vectors:
-        return True
-    if not kind.has_labels:
-        return kind().n_outputs == head.outputs
-    return head.outputs != 1 or not kind.one_label  # of two or more, one is right
 
 
 def _names_in(config: Config) -> tuple[str, ...] | None:
