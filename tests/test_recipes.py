@@ -10,6 +10,7 @@ from statistics import mean
 import pytest
 
 RECIPES = Path(__file__).parents[1] / "exports" / "recipes"
+TABLES = RECIPES.parents[1] / "docs" / "tables"
 pytestmark = pytest.mark.skipif(
     not RECIPES.is_dir() or os.name != "posix", reason="recipes are of a checkout, and call programs of POSIX"
 )
@@ -33,6 +34,20 @@ def test_a_plan_of_the_papers_is_read_and_its_methods_are_there(plan, monkeypatc
         assert found.published.scores.keys() <= {*found.all_methods}
         assert all(scores.keys() <= found.data.keys() for scores in found.published.scores.values())
     assert found.title and f"edgepeft sweep exports/recipes/{plan}" in (RECIPES / plan).read_text()
+
+
+@pytest.mark.parametrize("ran", sorted(path.parent.name for path in TABLES.glob("*/sweep.json")))
+def test_a_table_that_ran_is_read_and_gives_the_scores_of_its_report(ran):
+    from edgepeft.sweep.folder import open_sweep
+    from edgepeft.sweep.table import columns
+
+    sweep, report = open_sweep(TABLES / ran), (TABLES / ran / "report.md").read_text(encoding="utf-8")
+    assert sweep.n_over() == len(sweep.cells) and (RECIPES / f"{ran}.toml").is_file()
+    for column in columns(sweep):
+        for method, arm in column.chosen.items():
+            row = next(line for line in report.splitlines() if line.replace("\\", "").startswith(f"| {method} "))
+            assert f"| {arm} at {arm.rate:g}" in row
+            assert all(map(sweep.answers, arm.cells))
 
 
 def test_the_protocols_are_those_of_the_papers(monkeypatch, tmp_path):
