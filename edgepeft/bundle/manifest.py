@@ -267,7 +267,8 @@ class Manifest(_Model):
         path = folder / MANIFEST_FILE
         try:
             if not path.is_file():
-                lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
+                other = "is a file, and a bundle is a folder" if folder.exists() else "is not there"
+                lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else other
                 raise UsageError(f"{folder} is not a bundle: it {lack}. Make one with: edgepeft export.")
             check_folder(folder)
             content = bytes_at(path)

@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import itertools
+import re
 import sys
 import warnings
 import zipfile
@@ -104,7 +105,22 @@ def _decoded(path: Path, number: int, raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
+        _refuse_packed(path, raw if number == 1 else b"")
         raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+
+
+_PACKED_FORMS = {
+    b"PK\x03\x04": "a spreadsheet or a zip file; call it .xlsx or .zip",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet of Excel before 2007 (.xls); save it as .xlsx or .csv",
+    b"\x1f\x8b": "a gzip file; let its name end in .gz",
+    b"PAR1": "a parquet file; call it .parquet",
+}
+
+
+def _refuse_packed(path: Path, beginning: bytes) -> None:
+    """Refuse what is no text, by its first bytes."""
+    if (form := next((told for mark, told in _PACKED_FORMS.items() if beginning.startswith(mark)), None)) is not None:
+        raise DataError(f"{path} is {form}.")
 
 
 _MAX_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
@@ -121,6 +137,7 @@ def table_lines(path: Path) -> Iterator[str]:
             line.decode()
         return lines
     content = b"".join(_raw_lines(path))
+    _refuse_packed(path, content)
     if content.startswith(_UTF_16):
         warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
         try:
@@ -168,9 +185,12 @@ def _names_in(archive: zipfile.ZipFile) -> list[str]:
     return sorted({one.filename for one in archive.infolist() if not one.is_dir()})
 
 
+_ABOUT = {"readme", "license", "licence", "copying", "notice", "citation"}  # what stands beside a table
+
+
 def _table_in(archive: zipfile.ZipFile) -> str:
     """Name the table of a zip file that has one, and no texts; nothing that a system hides."""
-    paths = [PurePath(name) for name in _names_in(archive)]
+    paths = [PurePath(name) for name in _names_in(archive) if PurePath(name).stem.lower() not in _ABOUT]
     tables = [path for path in paths if path.suffix.lower() in TABLES and _is_text(path.with_suffix(""))]
     return str(tables[0]) if len(tables) == 1 and not any(map(_is_text, paths)) else ""
 
@@ -307,7 +327,7 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
                 )
             yield line
 
-    def table() -> Iterator[tuple[int, list[str]]]:
+    def table() -> Iterator[tuple[int, list[Any]]]:
         reader, line = csv.reader(few_cells(), strict=True, delimiter=delimiter, **form), 1 + skipped
         try:
             for cells in reader:
@@ -316,7 +336,29 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
         except csv.Error as error:
             raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
 
-    yield from _under_header(path, table())
+    plain = form.get("quoting") == csv.QUOTE_NONE
+    yield from _under_header(path, _quotes_told(path, table()) if plain else table())
+
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*+"')
+
+
+def _quotes_told(path: Path, table: Iterator[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:
+    """Say so if the only quotation marks are those that pandas and spreadsheets put around cells."""
+    n_columns = whole = others = 0
+    for line, cells in table:
+        n_columns = n_columns or len(cells)
+        for cell in cells if len(cells) == n_columns else ():
+            if '"' in cell:
+                quoted = _QUOTED.fullmatch(cell) is not None
+                whole, others = whole + quoted, others + (not quoted)
+        yield line, cells
+    if whole and not others:
+        warnings.warn(
+            f"{path}: {whole:,} cells stand in quotation marks, which are characters of the text in a tsv. If they "
+            "only quote the cells, as pandas writes them, call the file .csv: its cells may stand between tabs.",
+            stacklevel=1,
+        )
 
 
 def distinct(path: object, line: int, header: list[str]) -> list[str]:
@@ -333,8 +375,10 @@ read_tsv = partial(_read_table, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def lone_column(suffix: str, found: Collection[str]) -> str:
-    """Say what may be wrong with a table in which one column was ``found``; else nothing."""
+    """Say what may be wrong with a table whose columns are these: one alone, or texts and numbers; else nothing."""
     right = {".csv": "commas", ".tsv": "tabs"}.get(suffix.lower())
+    if right is not None and len(found) > 1 and any(name.isdigit() or len(name.split()) > 3 for name in found):
+        return " The first line is read as the names of columns: put one with names above the rows if there is none."
     if right is None or len(found) != 1:
         return ""
     marks = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}

@@ -130,7 +130,7 @@ def load_data(
     that a head has already, of which ``partial`` rows may lack some.  With ``skip_bad`` rows that cannot be used are
     left out, which is said; else all of them are named.
     """
-    if splits := splits_of(train, columns.answer):
+    if splits := splits_of(train, columns.answer, tell=True):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}

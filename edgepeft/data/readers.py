@@ -72,8 +72,9 @@ def read_dataset(path: Path) -> Iterator[Record]:
     yield from enumerate(splits[split], start=1)
 
 
-def splits_of(path: Source, label: str) -> dict[str, Path]:
-    """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another."""
+def splits_of(path: Source, label: str, *, tell: bool = False) -> dict[str, Path]:
+    """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another, which are
+    told of."""
     from edgepeft.data.shapes import TAUGHT
 
     if not isinstance(path, Path) or format_of(path) or not is_dataset(path):
@@ -91,7 +92,10 @@ def splits_of(path: Source, label: str) -> dict[str, Path]:
         has = [any(row.get(name) not in _NO_LABEL for row in rows) for name in labels or TAUGHT & names]
         return bool(rows) and (all(has) if labels or not has else any(has))
 
-    return {_PARTS[name]: Path(f"{source}#{name}") for name, rows in heads.items() if taught(rows)}
+    found = {name: taught(rows) for name, rows in heads.items()}
+    for name in (name for name, good in found.items() if tell and not good and any(found.values())):
+        warnings.warn(f"{source}#{name}: its first rows have no labels; it is left out.", stacklevel=2)
+    return {_PARTS[name]: Path(f"{source}#{name}") for name, good in found.items() if good}
 
 
 def _parted(path: Path) -> tuple[str, str]:
@@ -168,6 +172,10 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
         try:
             record = json_rows(line)
         except ValueError as error:
+            if number == 1 and re.fullmatch(r"\[\s*(\{.*)?", line.strip()):
+                raise DataError(
+                    f"{path}: begins as an array of objects does, where one object a line is expected; call it .json."
+                ) from error
             yield number, DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.")
         else:
             yield number, _object(record, f"{path}:{number}")

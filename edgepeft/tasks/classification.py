@@ -61,7 +61,7 @@ class Classification(TaskType):
                 f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
                 "Numbers to predict are for: edgepeft train --regression."
             )
-        check_names(rows, [[row.label or ""] for row in rows])
+        check_names(rows, [[row.label or ""] for row in rows], alone=True)
         return labels
 
     def unknown_label(self, row: Row) -> str | None:
@@ -186,8 +186,9 @@ _UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200f\u2060\ufeff]")  # blanks, and what
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
 
 
-def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
-    """Refuse the ``names`` of each row if most stand once; warn of rare, of similar and of very many ones."""
+def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]], *, alone: bool = False) -> None:
+    """Refuse the ``names`` of each row if most stand once; warn of rare, of similar and of very many ones, and of ones
+    that look like several where each stands ``alone``."""
     has: dict[str, list[Row]] = {}
     for row, of_row in zip(rows, names, strict=True):
         for name in of_row:
@@ -224,12 +225,24 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
         alike.setdefault(_WHOLE.sub("", plain), []).append(label)
     same = [each for each in alike.values() if len(each) > 1]
     say("labels that differ in case, blanks, Unicode form or .0 only are different ones", same)
+    if alone and (mark := _divided_by(labels)):
+        of = [[label] for label in labels if mark in label]
+        say(f"labels look like several names each, which --kind labels --label-separator {mark!r} reads", of)
     if len(labels) > VERY_MANY:
         warnings.warn(
             f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
             "labels, --label-column names another; numbers to predict are for: edgepeft train --regression.",
             stacklevel=2,
         )
+
+
+def _divided_by(labels: Sequence[str]) -> str | None:
+    """Return the mark between names of which labels are made: fewer names than labels, as no "Books, Films" has."""
+    for mark in ";|,":
+        parts = [[part.strip() for part in label.split(mark)] for label in labels]
+        if len({name for each in parts for name in each}) < len(labels) and all(map(all, parts)):
+            return mark
+    return None
 
 
 def _positive(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import pytest
 from edgepeft.common.errors import DataError
 from edgepeft.data import containers
 from edgepeft.data.readers import format_of
+from edgepeft.data.rows import read_rows
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(30)]
 MAIN = b'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
@@ -258,3 +259,53 @@ def test_a_packed_file_with_other_bytes_is_read_or_refused(tmp_path, monkeypatch
                 assert path.name in str(error)
                 outcomes.add("refused")
     assert "refused" in outcomes
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (['"She said ""no"", twice"', '"It is 3"" wide"'], True),  # as pandas writes them
+        (['"She said ""no"", twice"', 'an odd " stands alone'], False),  # as GLUE has them
+        (["none here", "nor there"], False),
+    ],
+)
+def test_quotation_marks_that_only_quote_the_cells_of_a_tsv_are_said(tmp_path, cells, said, recwarn):
+    (path := tmp_path / "rows.tsv").write_text("text\tlabel\n" + "".join(f"{cell}\ta\n" for cell in cells))
+    assert [row["text"] for row in read(path)] == cells
+    assert [("call the file .csv" in str(each.message)) for each in recwarn] == [True] * said
+    renamed = path.rename(tmp_path / "rows.csv")
+    if said:  # what the note advises
+        assert [row["text"] for row in read(renamed)] == ['She said "no", twice', 'It is 3" wide']
+
+
+def test_a_licence_beside_the_table_of_a_zip_file_is_no_text(tmp_path):
+    path = zipped(tmp_path, [("d/rows.csv", "text,label\nhi,a\n"), ("README.txt", "of rows"), ("d/LICENSE", "free")])
+    assert read(path) == [{"text": "hi", "label": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "said"),
+    [
+        (b"PK\x03\x04", r"rows\.csv is a spreadsheet or a zip file; call it \.xlsx or \.zip"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", r"Excel before 2007 \(\.xls\); save it as \.xlsx or \.csv"),
+        (b"\x1f\x8b\x08", r"rows\.jsonl is a gzip file; let its name end in \.gz"),
+        (b"PAR1", r"rows\.csv is a parquet file; call it \.parquet"),
+    ],
+)
+def test_a_file_of_another_form_than_its_name_says_is_called_what_it_is(tmp_path, beginning, said):
+    path = tmp_path / ("rows.jsonl" if "jsonl" in said else "rows.csv")
+    path.write_bytes(beginning + bytes(range(256)))
+    with pytest.raises(DataError, match=said):
+        read(path)
+
+
+def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("4,The soup was cold again.\n" * 3)
+    with pytest.raises(DataError, match="put one with names above the rows if there is none"):
+        [*read_rows(path, labels=True)]
+
+
+def test_an_array_that_is_called_jsonl_is_told_so_once(tmp_path):
+    (path := tmp_path / "rows.jsonl").write_text(json.dumps(ROWS, indent=1))
+    with pytest.raises(DataError, match=r"begins as an array of objects does, .*; call it \.json\."):
+        read(path)

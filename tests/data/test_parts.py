@@ -232,6 +232,23 @@ def test_labels_that_hide_a_character_or_a_list_are_said(names, said):
         task_data(labelled([*names] * 10))
 
 
+@pytest.mark.parametrize(
+    ("names", "mark"),
+    [
+        (("sport; tech", "tech", "news; sport", "news", "news; sport; tech"), ";"),
+        (("a|b", "b|c", "a|c", "b|a"), "|"),
+        (("a,b", "b", "a", "b,a"), ","),
+        (("Books, Music", "Films, Games", "Toys"), None),
+        (("Austin, TX", "Dallas, TX", "Waco, TX"), None),
+        (("good", "bad;", "fine"), None),
+    ],
+)
+def test_labels_that_look_like_several_names_are_said_with_the_option_that_reads_them(names, mark, recwarn):
+    task_data(labelled([*names] * 10))
+    said = [str(each.message) for each in recwarn if "look like several" in str(each.message)]
+    assert len(said) == (mark is not None) and all(f"--kind labels --label-separator {mark!r}" in each for each in said)
+
+
 def test_rows_without_a_text_as_pandas_writes_them_are_said():
     rows = labelled(["a", "b"] * 10)
     rows[3:5] = [rows[3]._replace(sentence1=" "), rows[4]._replace(sentence1="", sentence2=None)]

@@ -256,6 +256,15 @@ def test_a_dataset_has_its_own_splits_and_the_names_of_its_classes(tmp_path):
         list(read_rows(tmp_path / "saved", labels=False))
 
 
+def test_a_split_that_is_left_out_for_it_has_no_labels_is_said_once(tmp_path, recwarn):
+    rows = "".join(f"w{i},{'ab'[i % 2]}\n" for i in range(20))
+    (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
+    (tmp_path / "test.csv").write_text("id,text\n1,w1\n")
+    assert all(row.file.endswith("#train") for row in load_data(tmp_path).test)
+    said = [str(each.message) for each in recwarn if "left out" in str(each.message)]
+    assert said == [f"{tmp_path}#test: its first rows have no labels; it is left out."]
+
+
 def test_a_folder_of_files_that_are_called_by_their_splits_is_a_dataset(tmp_path):
     """As a clone of a data set's repository has them; GLUE's test splits have -1 for a label."""
     (tmp_path / "hub" / "data").mkdir(parents=True)
