@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from edgepeft.backbones.base import Pooling
 from edgepeft.bundle.manifest import TaskCard, TaskEntry
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
@@ -24,16 +23,6 @@ CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
 CHECKPOINTS = "checkpoint"  # a folder, there until the training ends
 DELTA_FORMAT: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
 EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which guarantees are made
-# Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
-READS = {
-    "first_token": Pooling.FIRST,
-    "first_position": Pooling.FIRST,
-    "mean": Pooling.MEAN,
-    "last_token": Pooling.LAST,
-    "labels": Pooling.LABELS,
-    "text": Pooling.LABELS,  # of every word, at each token of the target
-    "tokens": Pooling.TOKENS,
-}
 
 
 class BackboneCard(BaseModel):
@@ -59,11 +48,6 @@ class DeltaCard(TaskCard):
     backbone: BackboneCard
     trainable_parameters: int = 0
     versions: dict[str, str] = Field(default_factory=dict)
-
-    @property
-    def pooling(self) -> Pooling:
-        """The pooled value that the head reads."""
-        return READS[self.head_reads]
 
     @property
     def skipped_tokens(self) -> int:

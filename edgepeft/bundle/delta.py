@@ -28,7 +28,8 @@ from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
-from edgepeft.bundle.card import CARD_FILE, READS, TENSORS_FILE, BackboneCard, DeltaCard, read_card
+from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
+from edgepeft.bundle.manifest import READS, HeadReads
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.heads.base import Head, head_named
@@ -321,7 +322,7 @@ def new_delta(
     return delta
 
 
-def _reads(head: type[Head], backbone: Backbone) -> Any:
+def _reads(head: type[Head], backbone: Backbone) -> HeadReads:
     if head.decodes:
         return "text" if head.writes or backbone.architecture.decoder_only else "labels"
     if head.per_token:

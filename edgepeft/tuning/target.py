@@ -16,7 +16,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.card import READS
+from edgepeft.bundle.manifest import READS
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import check_new_name

@@ -141,6 +141,8 @@ class _Parts(nn.Module):
         self._read(PackedIndex.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
         if card.pooling is Pooling.FIRST:
             return lambda given: given[last][given[PackedIndex.FIRST_TOKEN] + skip]
+        if card.pooling is not Pooling.MEAN:
+            raise ValueError(f"behind a prompt there is no pooling {card.pooling.value!r}")
         self._read(PackedIndex.ROW, torch.zeros(_TOKENS, dtype=torch.int64), last)
 
         def mean(given: Mapping[str, Tensor]) -> Tensor:
