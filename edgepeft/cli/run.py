@@ -28,7 +28,7 @@ from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
-from edgepeft.data.containers import STDIN, lines_as_they_come
+from edgepeft.data.labels import STDIN
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
@@ -143,6 +143,8 @@ class RunOptions(Options):
         return self.text == [STDIN] and not self.second
 
     def _typed_rows(self) -> Iterator[list[Row]]:
+        from edgepeft.data.containers import lines_as_they_come
+
         given: dict[str, Any] = {"candidates": tuple(self.candidate or ())}
         for lines in lines_as_they_come():
             yield [Row(line.rstrip("\r\n"), None, None, STDIN, i, **given) for i, line in lines]
