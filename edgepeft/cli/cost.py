@@ -1,9 +1,6 @@
 """Count what a run costs; no weight is read. docs/cost.md says how each operator counts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.table import Column
 from rich.text import Text
@@ -13,10 +10,9 @@ from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, decoding_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.progress import say
 
-if TYPE_CHECKING:
-    from edgepeft.deploy.cost import Cost
-
 PANEL = "Measure"
+
+_NUMBERS = ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
 
 
 def command(
@@ -56,7 +52,20 @@ def command(
         }
         print_json(document)
     else:
-        _show(bundle, cost, nodes=nodes)
+        what = "the bare backbone" if cost.task is None else f"task {cost.task}"
+        title = (
+            f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens{written(cost.decoding)}, {cost.precision}"
+        )
+        first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
+        if nodes:
+            shown = [work for work in cost.works if work.flops or work.n_bytes]
+            rows = [(Text(work.name), work.op, *_numbers(_node(work), cost.flops)) for work in shown]
+        else:
+            rows = [(row["op"], row["class"], str(row["n"]), *_numbers(row, cost.flops)) for row in cost.by_operator()]
+        table = plain_table(*first, rows=rows, numbers=_NUMBERS, title=title)
+        table.add_section()
+        table.add_row("all", *[""] * (len(first) - 1), *_numbers(cost.totals(), cost.flops))
+        table_console().print(table)
     if cost.read_as is not None:
         say("note: each text is read as {} rows of {} tokens.".format(*cost.read_as))
     if cost.unknown:
@@ -66,22 +75,6 @@ def command(
 def _node(work: Any) -> dict[str, Any]:
     sizes = {name: getattr(work, name) for name in ("flops", "read_bytes", "written_bytes", "weight_bytes")}
     return {"name": work.name, "op": work.op, "class": work.kind.value, **sizes}
-
-
-def _show(bundle: Path, cost: Cost, *, nodes: bool) -> None:
-    what = "the bare backbone" if cost.task is None else f"task {cost.task}"
-    title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens{written(cost.decoding)}, {cost.precision}"
-    numbers = ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
-    first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
-    if nodes:
-        shown = [work for work in cost.works if work.flops or work.n_bytes]
-        rows = [(Text(work.name), work.op, *_numbers(_node(work), cost.flops)) for work in shown]
-    else:
-        rows = [(row["op"], row["class"], str(row["n"]), *_numbers(row, cost.flops)) for row in cost.by_operator()]
-    table = plain_table(*first, rows=rows, numbers=numbers, title=title)
-    table.add_section()
-    table.add_row("all", *[""] * (len(first) - 1), *_numbers(cost.totals(), cost.flops))
-    table_console().print(table)
 
 
 def _numbers(row: dict[str, Any], flops: int) -> list[str]:

@@ -15,7 +15,6 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
-    from edgepeft.bundle.bundle import Bundle
     from edgepeft.bundle.card import DeltaCard
     from edgepeft.bundle.manifest import TaskEntry
 
@@ -36,10 +35,21 @@ def command(
         bundle = Bundle(path)
         backbone = bundle.manifest.backbone
         stored = backbone.model_dump(mode="json", include={"family", "model_type", "source", "weights_dtype"})
+        tasks = []
+        for name in bundle.manifest.tasks:
+            entry = bundle.entry(name)
+            facts = entry.model_dump(mode="json", include={*_FACTS})
+            try:
+                bundle.delta_graph(name)
+                why, problem = entry.untunable, ""
+            except EdgepeftError as error:
+                why, problem = "its graph is damaged", str(error)
+            tuned = {"tunable": not why, "untunable": why, "problem": problem}
+            tasks.append({"task": name, **facts, **_kind(entry), "bytes": entry.n_bytes, **tuned})
         document = {
             "kind": "bundle",
             "backbone": stored | {"bytes": bundle.weights.stat().st_size, "sha256": backbone.sha256.weights},
-            "tasks": [_of_task(bundle, name) for name in bundle.manifest.tasks],
+            "tasks": tasks,
             "templates": {name: entry.method for name, entry in bundle.manifest.templates.items()},
         }
     elif (path / CARD_FILE).is_file():
@@ -55,18 +65,6 @@ def command(
         print_json({"schema": "edgepeft.info/1", "path": str(path), **document})
     else:
         _show(path, document)
-
-
-def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
-    entry = bundle.entry(name)
-    facts = entry.model_dump(mode="json", include={*_FACTS})
-    try:
-        bundle.delta_graph(name)
-        why, problem = entry.untunable, ""
-    except EdgepeftError as error:
-        why, problem = "its graph is damaged", str(error)
-    tuned = {"tunable": not why, "untunable": why, "problem": problem}
-    return {"task": name, **facts, **_kind(entry), "bytes": entry.n_bytes, **tuned}
 
 
 def _show(path: Path, document: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairCo
 if TYPE_CHECKING:
     from edgepeft.data.parts import TaskData
     from edgepeft.data.rows import Row
-    from edgepeft.tasks.base import TaskType
 
 PANEL = "Train"
 
@@ -62,6 +61,11 @@ def command(
 
         encoded = open_backbone(backbone).encoder().encode(read, 1 << 20)
         unit, lengths = "tokens", encoded.inputs["attention_mask"].sum(1).tolist()
+    counts, examples = Counter[str](), dict[str, str]()
+    for row in rows:
+        for name in task_kind.names_in(row):  # none where a row has a label of its own
+            counts[name] += 1
+            examples.setdefault(name, " ".join(row.sentence1.split()))
     ordered, places = sorted(lengths), {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
     spread = {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in places.items()}
     document = {
@@ -72,7 +76,7 @@ def command(
         "rows": len(rows),
         "copies": len(rows) - len({(row.sentence1, row.sentence2, row.label) for row in rows}),
         "lengths": {"unit": unit, **spread, f"over_{max_length}": sum(n > max_length for n in lengths)},
-        "labels": _labels(task_kind, rows),
+        "labels": [{"label": name, "rows": n, "example": examples[name]} for name, n in counts.most_common()],
         "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind)
         + " --skip-bad" * ("; left out of " in found.split),  # as training would refuse what was left out here
     }
@@ -80,16 +84,6 @@ def command(
         print_json(document)
     else:
         _show(document, found, rows, max_length)
-
-
-def _labels(kind: TaskType, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each with its rows and a text of it, the most frequent first; none where a row has a label of its own."""
-    counts, examples = Counter[str](), dict[str, str]()
-    for row in rows:
-        for name in kind.names_in(row):
-            counts[name] += 1
-            examples.setdefault(name, row.sentence1)
-    return [{"label": name, "rows": n, "example": " ".join(examples[name].split())} for name, n in counts.most_common()]
 
 
 def _train(data: Path, backbone: str | None, columns: Sequence[str | None], kind: str | None) -> str:

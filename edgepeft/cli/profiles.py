@@ -115,9 +115,9 @@ def _show(profile: Profile) -> None:
         console.print(escape(profile.about.strip()))
     console.print(f"grade {profile.grade}. {_GRADES}")
     if profile.reference is not None and profile.reference_seconds is not None:
-        rate = profile.reference.flops / profile.reference_seconds / 1e9
+        speed = profile.reference.flops / profile.reference_seconds / 1e9
         which = f"{profile.reference.model}, {profile.reference.runtime} {profile.reference.precision}"
-        console.print(escape(f"bench --mode calibrated runs: {which}, {rate:.3g} GFLOP/s there"))
+        console.print(escape(f"bench --mode calibrated runs: {which}, {speed:.3g} GFLOP/s there"))
     figures = _folded("figure", "value", "kind")
     isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
     parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}

@@ -1,13 +1,11 @@
 """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -17,16 +15,19 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.verbs import BenchOptions
 
-if TYPE_CHECKING:
-    from edgepeft.bench.result.schema import BenchResult
-    from edgepeft.bundle.manifest import Manifest
-
 PANEL = "Train"
 
 PROFILE = "rpi4"
 LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer
 ROUNDS, MAX_SECONDS = 8, 180.0  # a first figure; `edgepeft bench` measures long enough for a comparison
 _SUMMARY = "quickstart.json"
+_WRITTEN = {
+    "bundle": "backbone, both tasks, tokenizer: all that a board needs",
+    "deltas": "what was trained",
+    "data": "the rows, as `edgepeft train` reads them",
+    "bench.json": "every sample of the measurement",
+    _SUMMARY: "this table",
+}
 
 
 def command(
@@ -36,14 +37,16 @@ def command(
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if names - {"data", "deltas", "bundle", "bench.json", _SUMMARY}:  # what an earlier run did not write stays
+    if names - {*_WRITTEN}:  # what an earlier run did not write stays
         raise UsageError(f"{out} holds other files than a quickstart's; choose another folder.")
     if names and not force:
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
+    from edgepeft.bench.report.tables import quickstart_summary, quickstart_table
     from edgepeft.bench.run import run_benchmark
+    from edgepeft.training.demo import TASKS
     from edgepeft.training.exporting.bundle import export
 
     seconds: dict[str, float] = {}
@@ -63,7 +66,16 @@ def command(
         write_json(out / "bench.json", outcome.result.to_json())
         for failure in outcome.failures:
             say(f"note: {failure}")
-    _close(out, manifest, outcome.result, seconds)
+    described = [(task.name, task.corpus) for task in TASKS]
+    data = [{"name": name, "title": of.title, "source": of.source, "licence": of.licence} for name, of in described]
+    summary = quickstart_summary(data, manifest, outcome.result, seconds)
+    write_json(out / _SUMMARY, summary.to_json())
+    console = table_console()
+    console.print(quickstart_table(summary))
+    console.print(f"\nWritten in {sum(seconds.values()):.0f} s:", markup=False)
+    for name, what in _WRITTEN.items():
+        console.print(f"  {out / name}  {what}", markup=False, soft_wrap=True)
+    console.print(f'\nTry: edgepeft run {out / "bundle"} --task topic --task spam "Shares fell 12% on Tuesday."')
 
 
 def _train(out: Path) -> tuple[Path, list[Path]]:
@@ -91,29 +103,6 @@ def _train(out: Path) -> tuple[Path, list[Path]]:
             force=True,
         )
     return backbone, deltas
-
-
-def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
-    """The summary as JSON, the table, and what to try next."""
-    from edgepeft.bench.report.tables import quickstart_summary, quickstart_table
-    from edgepeft.training.demo import TASKS
-
-    described = [(task.name, task.corpus) for task in TASKS]
-    data = [{"name": name, "title": of.title, "source": of.source, "licence": of.licence} for name, of in described]
-    summary = quickstart_summary(data, manifest, bench, seconds)
-    write_json(out / _SUMMARY, summary.to_json())
-    console = table_console()
-    console.print(quickstart_table(summary))
-    console.print(f"\nWritten in {sum(seconds.values()):.0f} s:", markup=False)
-    for name, what in (
-        ("bundle", "backbone, both tasks, tokenizer: all that a board needs"),
-        ("deltas", "what was trained"),
-        ("data", "the rows, as `edgepeft train` reads them"),
-        ("bench.json", "every sample of the measurement"),
-        (_SUMMARY, "this table"),
-    ):
-        console.print(f"  {out / name}  {what}", markup=False, soft_wrap=True)
-    console.print(f'\nTry: edgepeft run {out / "bundle"} --task topic --task spam "Shares fell 12% on Tuesday."')
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
-from edgepeft.data.containers import STDIN, lines_as_they_come
+from edgepeft.data.labels import STDIN
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
@@ -143,6 +143,8 @@ class RunOptions(Options):
         return self.text == [STDIN] and not self.second
 
     def _typed_rows(self) -> Iterator[list[Row]]:
+        from edgepeft.data.containers import lines_as_they_come
+
         given: dict[str, Any] = {"candidates": tuple(self.candidate or ())}
         for lines in lines_as_they_come():
             yield [Row(line.rstrip("\r\n"), None, None, STDIN, i, **given) for i, line in lines]
@@ -151,6 +153,7 @@ class RunOptions(Options):
 @command_of(RunOptions, "run")
 def command(asked: RunOptions) -> None:
     from edgepeft.device import machine
+    from edgepeft.runtime.prediction import write_answers
     from edgepeft.runtime.runtime import Runtime
 
     if asked.stream or STDIN in (str(asked.input_file), *(asked.text or ())) or (sys.stdout and sys.stdout.isatty()):
@@ -166,7 +169,16 @@ def command(asked: RunOptions) -> None:
     ways = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
     manner = decoding_of(runtime.bundle, asked.task or runtime.tasks, **{name: getattr(asked, name) for name in ways})
     if asked.out is not None and asked.input_file is not None and asked.out.suffix != ".npy":
-        _write_answers(runtime, asked, asked.input_file, asked.out, manner)
+        if asked.task_column is not None:
+            raise UsageError("--out goes with --task, not with --task-column.")
+        how: dict[str, Any] = {"columns": asked.columns(runtime), "decoding": manner, "batch_size": asked.batch_size}
+        n, failed = write_answers(runtime, _tasks(runtime, asked.task), asked.input_file, asked.out, **how)
+        if str(asked.out) != STDIN:
+            say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {asked.out}.")
+        say_cuts(runtime.truncation, manner.max_new_tokens)
+        if failed:
+            say(f"{failed} row{'s' * (failed > 1)} could not be read; the column error says why.")
+            raise typer.Exit(1)
     else:
         _answer_rows(runtime, asked, manner)
 
@@ -249,21 +261,6 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
             raise UsageError(f"{option} is of vectors, and task {name} answers {kind.answers}; leave {option} out.")
         if dims is not None and dims > kind.n_outputs:
             raise UsageError(f"--dims {dims}: the vectors of task {name} have {kind.n_outputs}; give at most as many.")
-
-
-def _write_answers(runtime: Runtime, asked: RunOptions, file: Path, out: Path, manner: Decoding) -> None:
-    from edgepeft.runtime.prediction import write_answers
-
-    if asked.task_column is not None:
-        raise UsageError("--out goes with --task, not with --task-column.")
-    how: dict[str, Any] = {"columns": asked.columns(runtime), "decoding": manner, "batch_size": asked.batch_size}
-    n, failed = write_answers(runtime, _tasks(runtime, asked.task), file, out, **how)
-    if str(out) != STDIN:
-        say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {out}.")
-    say_cuts(runtime.truncation, manner.max_new_tokens)
-    if failed:
-        say(f"{failed} row{'s' * (failed > 1)} could not be read; the column error says why.")
-        raise typer.Exit(1)
 
 
 def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:

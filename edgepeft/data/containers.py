@@ -21,8 +21,8 @@ from typing import Any, cast
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import reason
+from edgepeft.data.labels import STDIN
 
-STDIN = "-"
 PACKED, ZIPPED = ".gz", ".zip"
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")  # that may be packed
 _LISTING_BYTES = 10 << 20  # of a zip file's list: a hundred thousand files

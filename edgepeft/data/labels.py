@@ -36,6 +36,8 @@ TEXTS = (
     "headline",
 )  # fmt: skip
 SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
+STDIN = "-"  # in place of a file's name
+HEAD = 100  # rows by which shapes and splits are told
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 _TITLE = "title"  # the text where there is no other

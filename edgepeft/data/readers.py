@@ -29,7 +29,6 @@ from edgepeft.common.messages import reason
 from edgepeft.common.resources import json_rows
 from edgepeft.data.containers import (
     PACKED,
-    STDIN,
     TABLES,
     Record,
     lines_of,
@@ -41,7 +40,7 @@ from edgepeft.data.containers import (
     table_in,
 )
 from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
-from edgepeft.data.labels import LABELS, shown
+from edgepeft.data.labels import HEAD, LABELS, STDIN, shown
 
 if TYPE_CHECKING:
     import io
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from edgepeft.options.base import Rows
 
 _PARTS = {"train": "train", "test": "test", **dict.fromkeys(("validation", "dev", "valid", "val", "eval"), "eval")}
-HEAD = 100  # rows by which shapes and splits are told
 _NO_LABEL = (None, "", -1, "-1")  # as GLUE's and Kaggle's test parts have
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.containers import Record, lone_column
 from edgepeft.data.labels import (
     CANDIDATES,
     FIRST,
+    HEAD,
     LABEL,
     SCORES,
     SECOND,
@@ -42,9 +42,10 @@ from edgepeft.data.labels import (
     shown,
 )
 from edgepeft.data.pattern import Pattern, nearest
-from edgepeft.data.readers import HEAD, Source, reader_of
 
 if TYPE_CHECKING:
+    from edgepeft.data.containers import Record
+    from edgepeft.data.readers import Source
     from edgepeft.data.shapes import Shape
     from edgepeft.options.base import ColumnOptions
 
@@ -162,6 +163,8 @@ def read_rows(
     ``label_of`` makes a label's text of what stands in its column.  ``bad`` is called with each row that cannot be
     used, which is then left out; without it the first one is raised.
     """
+    from edgepeft.data.readers import reader_of  # what answers a text knows rows, and reads no files
+
     wanted = label_of if labels else None
     reader = _RowReader(path, columns, wanted, task_column, keep, optional and columns.label is None)
     return reader.rows(reader_of(path), bad)
@@ -169,6 +172,8 @@ def read_rows(
 
 def head_of(source: Source) -> list[dict[str, Any]]:
     """Return the first rows, as they stand there."""
+    from edgepeft.data.readers import reader_of
+
     return [row for _, row in itertools.islice(reader_of(source)(source), HEAD) if isinstance(row, dict)]
 
 
@@ -311,6 +316,8 @@ class _RowReader:
             record = {**record, label: self._label_names.named(record[label], where)}
         needed = columns.needed(self._labels)
         if missing := [name for name in needed if name not in record]:
+            from edgepeft.data.containers import lone_column
+
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:

@@ -25,8 +25,7 @@ from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import BundleError, DataError, EdgepeftError, UsageError, requiring
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.containers import STDIN
-from edgepeft.data.frames import Records
+from edgepeft.data.labels import STDIN
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.runtime.decoding import Decoding, Written
@@ -318,6 +317,8 @@ def is_frame(given: Any) -> bool:
 
 def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
     """A new frame with the columns of the answers beside its own, which are read as those of a file."""
+    from edgepeft.data.frames import Records
+
     entry = runtime.bundle.entry(task)
     columns = (
         entry.task_kind.columns(Columns()) if entry.source is None else Columns(fields=pattern(entry.source).fields)

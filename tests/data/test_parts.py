@@ -115,7 +115,7 @@ def test_a_label_unseen_in_training_is_named_with_its_file_and_line():
 
 
 def test_nan_in_a_regression_label_of_any_part_is_named_with_its_line():
-    numbers = [row._replace(label="1.5") for row in rows(50)]
+    numbers = [row._replace(label=f"{i}.5") for i, row in enumerate(rows(50))]
     with pytest.raises(DataError, match=r"test\.tsv:3: the label of a regression is a finite number; found 'nan'"):
         task_data(numbers, test=[Row("t", None, "nan", "test.tsv", 3)], kind="regression")
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_parted_is_refused(n, options, message):
 
 
 def test_numbers_that_are_all_equal_are_refused_as_a_single_label_is():
-    with pytest.raises(DataError, match=r"wide.csv: every label is 2.5; a regression needs numbers that differ"):
+    with pytest.raises(DataError, match=r"wide\.csv: every label is 2\.5; a regression needs numbers that differ"):
         task_data(labelled(["2.5", "2.50"] * 10), kind="regression")
 
 
