@@ -348,13 +348,11 @@ def expected_s(
 
     ``steps``: workload and FLOP of a step, of each unit; ``rate``: FLOP/s; after ``most_s`` no new round begins.
     """
-    ends = []
-    for count in rounds:
-        each = {workload: 0.0 for workload, _ in steps}
-        for workload, flop in steps:
-            each[workload] += count * flop / (_OF_GEMM * rate)
-        ends.append(len(steps) * _LOAD_S + sum(min(seconds, most_s) for seconds in each.values()))
-    return ends[0], ends[1]
+    a_round = {workload: 0.0 for workload, _ in steps}
+    for workload, flop in steps:
+        a_round[workload] += flop / (_OF_GEMM * rate)
+    low, high = (len(steps) * _LOAD_S + sum(min(n * each, most_s) for each in a_round.values()) for n in rounds)
+    return low, high
 
 
 def in_words(ends: tuple[float, float]) -> str:
