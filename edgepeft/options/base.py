@@ -280,7 +280,7 @@ class TrainingLoopOptions(Options):
     ] = None
     patience: Annotated[Count, Option(help="Stop after N evaluations without a better score.")] = None
     metric: Annotated[
-        str | None, Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
+        str | None, Option(help="accuracy, macro_f1, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
     ] = None
     lr: LearningRate = None
     head_lr: HeadRate = None

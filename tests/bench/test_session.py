@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from edgepeft.bench.planning.scenario import load_lengths, load_scenario, scenario_names, shipped_lengths
+from edgepeft.bench.planning.scenario import LENGTHS, SCENARIOS, load_lengths, load_scenario, shipped
 from edgepeft.bench.run import earlier_result, run_benchmark, run_scenarios
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
@@ -26,16 +26,16 @@ REQUEST = BenchOptions(
 )
 
 
-@pytest.mark.parametrize("name", scenario_names())
+@pytest.mark.parametrize("name", shipped(SCENARIOS))
 def test_every_scenario_is_valid_and_named_after_its_file(name):
     scenario = load_scenario(name)
     assert scenario.name == name
-    assert scenario.lengths is None or scenario.lengths in shipped_lengths()
+    assert scenario.lengths is None or scenario.lengths in shipped(LENGTHS)
 
 
 def test_mlperfs_scenarios_have_mlperfs_names():
     # MLPerf Inference rules, "Scenarios".
-    assert {load_scenario(name).mlperf for name in scenario_names()} - {None} == {
+    assert {load_scenario(name).mlperf for name in shipped(SCENARIOS)} - {None} == {
         "Offline",
         "SingleStream",
         "MultiStream",

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.common.errors import DataError, UnknownName, UsageError
+from edgepeft.common.errors import DataError, UnknownName, UsageError, named
 from edgepeft.common.messages import in_words
 from edgepeft.common.resources import data_folder, read_toml
 
+SCENARIOS, LENGTHS = "bench/scenarios", "bench/scenarios/lengths"  # of what comes with edgepeft
 _MAX_ROWS = 1_000_000  # a longer list is a mistake, and would be sent to every worker
 _MAX_TOKENS = 1 << 20  # of a batch
 
@@ -68,18 +69,16 @@ class Scenario(BaseModel):
         return self
 
 
-def scenario_names() -> list[str]:
-    """The shipped scenarios."""
-    return sorted(path.stem for path in data_folder("bench/scenarios").glob("*.toml"))
+def shipped(folder: str) -> dict[str, Path]:
+    """The files of ``SCENARIOS`` or ``LENGTHS`` that come with edgepeft, by name."""
+    return {path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))}
 
 
 def load_scenario(name: str) -> Scenario:
     """Read a shipped scenario by its name, or another by its file."""
     path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
-        if name not in scenario_names():
-            raise UnknownName("scenario", name, scenario_names())
-        path = data_folder("bench/scenarios") / f"{name}.toml"
+        path = named("scenario", name, shipped(SCENARIOS))
     try:
         return Scenario.model_validate(read_toml(path))
     except ValidationError as error:
@@ -117,18 +116,13 @@ def full_length(length: int, batch_size: int) -> Lengths:
     return Lengths((length,) * batch_size, "full", f"every row {length} tokens, no padding")
 
 
-def shipped_lengths() -> list[str]:
-    """Names of the lists of real lengths that come with edgepeft."""
-    return sorted(path.stem for path in data_folder("bench/scenarios/lengths").glob("*.toml"))
-
-
 def load_lengths(name_or_file: str, *, seed: int = 0) -> Lengths:
     """Read lengths from a shipped list, by name, or from a file."""
-    if name_or_file in shipped_lengths():
-        return _from_toml(data_folder("bench/scenarios/lengths") / f"{name_or_file}.toml", name_or_file, seed)
+    if name_or_file in (known := shipped(LENGTHS)):
+        return _from_toml(known[name_or_file], name_or_file, seed)
     path = Path(name_or_file)
     if not path.is_file():
-        raise UnknownName("file or shipped list of lengths", name_or_file, shipped_lengths())
+        raise UnknownName("file or shipped list of lengths", name_or_file, known)
     if path.suffix == ".toml":
         return _from_toml(path, path.name, seed)
     try:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.bench.planning.scenario import Lengths, full_length, load_lengths, shipped_lengths
+from edgepeft.bench.planning.scenario import LENGTHS, Lengths, full_length, load_lengths, shipped
 from edgepeft.common.errors import DataError, UnknownName
 
 
@@ -16,7 +16,7 @@ def test_shipped_lengths_are_whole_validation_sets_in_arrival_order(name, rows, 
 
 
 def test_every_shipped_list_can_be_named():
-    assert shipped_lengths() == ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]  # GLUE's nine
+    assert [*shipped(LENGTHS)] == ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]  # GLUE's nine
 
 
 def test_a_list_file_is_read_in_its_order(tmp_path):
