@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 from typer import Option
@@ -55,9 +55,9 @@ def command(
     chosen = task or next(iter(opened.manifest.tasks), None)
     kept = 0 if reserve is None else amount_of(reserve, "--reserve")
     tuned = not workload or "finetune" in workload
-    sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
+    sizes: dict[str, Any] = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
     manner = decoding_of(opened, [chosen] if chosen else [], beams=beams, max_new_tokens=max_new_tokens)
-    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, decoding=manner, **sizes)  # type: ignore[arg-type]
+    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, decoding=manner, **sizes)
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")
     if as_json:

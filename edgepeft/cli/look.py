@@ -65,7 +65,7 @@ def command(
     for row in rows:
         for name in task_kind.names_in(row):  # none where a row has a label of its own
             counts[name] += 1
-            examples.setdefault(name, " ".join(row.sentence1.split()))
+            examples.setdefault(name, row.sentence1)
     ordered, places = sorted(lengths), {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
     spread = {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in places.items()}
     document = {
@@ -76,7 +76,7 @@ def command(
         "rows": len(rows),
         "copies": len(rows) - len({(row.sentence1, row.sentence2, row.label) for row in rows}),
         "lengths": {"unit": unit, **spread, f"over_{max_length}": sum(n > max_length for n in lengths)},
-        "labels": [{"label": name, "rows": n, "example": examples[name]} for name, n in counts.most_common()],
+        "labels": [{"label": x, "rows": n, "example": " ".join(examples[x].split())} for x, n in counts.most_common()],
         "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind)
         + " --skip-bad" * ("; left out of " in found.split),  # as training would refuse what was left out here
     }

@@ -1,7 +1,7 @@
 """Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -31,8 +31,8 @@ def command(
 
     opened = Bundle(bundle)
     with stages(3 + len(task or opened.manifest.tasks)) as stage:
-        options = {"libraries": libraries, "title": title, "tunable": tunable, "force": force, "stage": stage}
-        site = write_site(opened, out, tasks=task or (), **options)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"libraries": libraries, "title": title, "tunable": tunable, "force": force}
+        site = write_site(opened, out, tasks=task or (), **how, stage=stage)
     for name, reason in site.untunable.items():
         say(f"note: the page does not tune {name}: {reason}.")
     if not site.exact_tokens:

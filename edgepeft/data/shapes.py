@@ -240,6 +240,8 @@ def _chosen(
         given, keys = given.get("text"), list(given.get("label", ()))
     elif isinstance(given, list) and given and isinstance(given[0], Mapping):  # [{"label": "A", "text": ...}, ...]
         given, keys = [each.get("text") for each in given], [each.get("label") for each in given]
+    if isinstance(given, list):  # a number is the text of one: a label is compared with it as text
+        given = [str(each) if type(each) in (int, float) else each for each in given]
     found: dict[str, Any] = {"sentence1": asked.get(text), "candidates": given}
     found |= {} if about is None else {"sentence1": row.get(about), "sentence2": asked.get(text)}
     right = _right(row)

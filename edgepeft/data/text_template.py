@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from edgepeft.common.errors import DataError, UsageError, named
 from edgepeft.data.parts import PARTS, TaskData
@@ -204,19 +204,19 @@ def _formats() -> Iterator[Format]:
             yield Format(f"{group}:{task}", f"{task} {_fields(ours)}", names=names, targets=names, metric=metric)
             numbers, word = tuple(map(str, range(len(names)))), start + task
             source = _fields(other or ours)
-            more = {"names": names, "targets": numbers, "metric": metric, "max_length": length}
-            yield Format(f"compacter:{word}", source, word, **more)  # type: ignore[arg-type]
+            more: dict[str, Any] = {"names": names, "targets": numbers, "metric": metric, "max_length": length}
+            yield Format(f"compacter:{word}", source, word, **more)
     # STS-B's: how alike two sentences are, from 0.0 to 5.0.
     source = _fields("sentence1 sentence2")
     for name, read, word, step in (("glue:stsb", f"stsb {source}", "", 0.2), ("compacter:stsb", source, "stsb", 0.1)):
         names = tuple(f"{i * step:.1f}" for i in range(round(5 / step) + 1))
         longest = 128 if word else None
         more = {"names": names, "targets": names, "metric": "pearson_spearman", "max_length": longest, "step": step}
-        yield Format(name, read, word, **more)  # type: ignore[arg-type]
-    free = {"target": "{answers}", "metric": "f1"}
-    yield Format("superglue:record", _RECORD, each_answer="train", **free)  # type: ignore[arg-type]
+        yield Format(name, read, word, **more)
+    free: dict[str, Any] = {"target": "{answers}", "metric": "f1"}
+    yield Format("superglue:record", _RECORD, each_answer="train", **free)
     of = "superglue-record"
-    yield Format(f"compacter:{of}", _RECORD, of, max_length=512, each_answer="all", **free)  # type: ignore[arg-type]
+    yield Format(f"compacter:{of}", _RECORD, of, max_length=512, each_answer="all", **free)
     for name, cleaning in (("squad", "spaced"), ("compacter:squad", "spaced-apart")):
         source = _fields(f"question:{cleaning} context:{cleaning}")
         word = name.removeprefix("compacter:") if ":" in name else ""

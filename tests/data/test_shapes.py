@@ -94,6 +94,7 @@ READ = {
         ("a", None, "q"),
     ),
     "index": ({"question": "a", "choices": ["b", "c", "d"], "answer": 2}, ("a", None, "2")),
+    "numbers": ({"sentence1": "a", "choices": [3, 4], "label": "4"}, ("a", None, '"4"')),
     "boolq": (
         {"question": "a", "passage": "b", "title": "t", "answer": True, "idx": 3},
         ("a", "b", "true"),
