@@ -21,7 +21,7 @@ from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, O
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.bundle.card import CARD_FILE, DELTA_FORMAT
 from edgepeft.common.atomic import new_folder
-from edgepeft.common.errors import DataError, MissingPackage
+from edgepeft.common.errors import DataError, MissingPackage, UsageError
 from edgepeft.common.messages import markdown_cell
 from edgepeft.sweep.folder import SWEEP_FILE, Sweep, open_sweep
 
@@ -306,6 +306,11 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             found.append((given.name or str(given), open_sweep(given)))
             continue
         path = given / CARD_FILE if given.is_dir() else given
+        if given.is_dir() and not path.is_file():
+            raise UsageError(
+                f"{given} is a folder of neither a trained delta ({CARD_FILE}) nor a sweep ({SWEEP_FILE}); give one of "
+                "these, or results of bench and eval (--json)."
+            )
         schema = schema_of(path)
         if schema == RESULT_SCHEMA:
             found.append((path.name, ResultFile.open(path).document))
