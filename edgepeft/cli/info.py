@@ -81,6 +81,7 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
     for task in tasks:
         labels = task["labels"] or [f"a {task['answers']}"]
         answers = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."
+        answers += "".join(f", or unsure ({what} {share:g})" for what, share in task["promise"].items())
         cells = [task["task"], task["method"], answers, "pairs" if task["pairs"] else "texts"]
         cells += [stated_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
         cells += [] if "tunable" not in task else ["yes" if task["tunable"] else f"no: {task['untunable']}"]
@@ -93,5 +94,6 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
             say(f"task {task['task']} cannot be run: {task['problem']}")
 
 
-def _kind(task: TaskEntry | DeltaCard) -> dict[str, str]:
-    return {"kind": task.task_kind.name, "answers": task.task_kind.answers}
+def _kind(task: TaskEntry | DeltaCard) -> dict[str, Any]:
+    kind = task.task_kind
+    return {"kind": kind.name, "answers": kind.answers, "promise": dict(kind.guarantee)}

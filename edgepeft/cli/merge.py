@@ -28,6 +28,8 @@ def command(
     opened = Bundle(bundle)
     with stages(1) as stage, stage(f"merge {task}"):
         result = merge_task(opened, task, out, force=force, accept_error=accept_error)
+    if (source := opened.entry(task).source) is not None:
+        say(f"note: what is written does not know the task's pattern: give it texts as {source!r} makes them.")
     if opened.entry(task).task_kind.windows:
         say("note: what is written answers for one window; texts that are longer it cuts.")
     if as_json:

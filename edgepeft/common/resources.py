@@ -13,7 +13,6 @@ import re
 import stat
 import tomllib
 import zlib
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -160,11 +159,12 @@ def json_rows(text: str) -> Any:
 
 
 def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these members; of a key that is there twice nobody knows which is meant."""
+    """Make an object of these members; refuse a key with two values, since nobody knows which is meant."""
     found = dict(members)
     if len(found) < len(members):
-        ((twice, _),) = Counter(name for name, _ in members).most_common(1)
-        raise ValueError(f"it has the key {twice!r:.80} twice")
+        for name, value in members:
+            if value != found[name]:
+                raise ValueError(f"it has the key {name!r:.80} twice")
     return found
 
 

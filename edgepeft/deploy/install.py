@@ -7,6 +7,7 @@ unlisted file.
 import contextlib
 import hashlib
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -197,12 +198,24 @@ def require_addable(names: Sequence[str], present: Collection[str], *, replace: 
             check_new_name(name, [*present, *names])
 
 
+def _warn_of_lost_promise(name: str, before: TaskEntry, now: TaskEntry) -> None:
+    if (lost := before.task_kind.guarantee) and not now.task_kind.guarantee:
+        ((what, share),) = lost.items()
+        warnings.warn(
+            f"the task {name} promised a {what} of {share:g}, and what replaces it promises nothing: its answers are "
+            f"never unsure. `edgepeft add --force --{what} {share:g}` of a trained delta promises it again.",
+            stacklevel=4,
+        )
+
+
 def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Manifest:
     folder, entries = bundle.folder / TASKS_FOLDER, dict(bundle.manifest.tasks)
     require_addable([task.name for task in tasks], entries, replace=replace)
     for task in tasks:
         before = entries.get(task.name)
         entries[task.name] = task.entry
+        if before is not None:
+            _warn_of_lost_promise(task.name, before, task.entry)
         if before is None:
             for suffix, content in task.content.items():
                 put(folder / f"{task.name}{suffix}", content)

@@ -304,6 +304,9 @@ def text_quality(reference: NDArray[np.float32], found: NDArray[np.float32], end
     )
 
 
+_BACKBONE = "backbone"  # a task may be called so too
+
+
 @dataclass(frozen=True)
 class AuditFinding:
     """The subject of a check, and what is wrong with it (empty when nothing is)."""
@@ -319,8 +322,9 @@ def audit(folder: Path, stage: Stage = nullcontext) -> list[AuditFinding]:
 
     runtime = Runtime(folder, cache=False)  # parity is of the bundle itself, not of what this machine keeps of it
     templates = runtime.bundle.manifest.templates
-    checks: dict[str, Callable[[], Verification | None]] = {"backbone": partial(_check_backbone, runtime)}
-    checks |= {task: partial(_check_task, runtime, task) for task in runtime.tasks}
+    checks: dict[str, Callable[[], Verification | None]] = {_BACKBONE: partial(_check_backbone, runtime)}
+    for task in runtime.tasks:
+        checks[f"task {task}" if task == _BACKBONE else task] = partial(_check_task, runtime, task)
     checks |= {f"template {name}": partial(_check_template, runtime, name) for name in templates}
     findings = []
     for subject, check in checks.items():

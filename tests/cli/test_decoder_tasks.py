@@ -256,3 +256,8 @@ def test_a_schema_that_cannot_be_kept_is_refused_and_leaves_nothing(
     assert type(result.exception).__name__ == "Unwritable", (result.output, result.exception)
     assert re.search(message, str(result.exception))
     assert not (tmp_path / "out" / "delta.json").exists()
+
+
+def test_merge_says_the_pattern_that_what_it_writes_does_not_know(made: Path, tmp_path: Path):
+    result = verb("merge", made / "bundle", "--task", "extract", "--out", tmp_path / "merged")
+    assert result.exit_code == 0 and r"give it texts as '{order}\n' makes them" in result.output

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 from cards import restated
-from deltas import TEXTS
+from deltas import TEXTS, random_delta, saved
 from tolerance import require_alike
 from verbs import edgepeft
 
@@ -26,6 +26,7 @@ from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task,
 from edgepeft.deploy.verify import audit
 from edgepeft.runtime.inputs import in_batches
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 
 @pytest.mark.parametrize("task", ["mood", "pair", "score"])
@@ -122,6 +123,17 @@ def test_a_damaged_check_file_is_found_by_verify_alone(bundle):
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
     problems = {finding.subject: finding.problem for finding in audit(bundle)}
     assert [subject for subject, problem in problems.items() if problem] == ["pair"]
+
+
+def test_the_backbone_is_checked_beside_a_task_of_that_name(tiny, tmp_path):
+    backbone = open_backbone(str(tiny("bert")))
+    delta = saved(random_delta(backbone, "lora", "backbone"), tmp_path / "delta")
+    export_bundle(backbone, [delta], tmp_path / "bundle", texts=TEXTS)
+    assert [(f.subject, f.problem) for f in audit(tmp_path / "bundle")] == [("backbone", ""), ("task backbone", "")]
+    with (tmp_path / "bundle" / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    broken, task = audit(tmp_path / "bundle")
+    assert "tokenizer.json is not the file that the bundle was made with" in broken.problem and not task.problem
 
 
 def test_a_sound_bundle_has_no_findings_and_states_its_parity(exported):

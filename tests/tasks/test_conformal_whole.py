@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,17 @@ def test_without_a_promise_nothing_is_unsure_and_probabilities_are_calibrated(ma
     done = verb("add", tmp_path / "plain", made / "words", "--force", "--risk", 0.45)
     assert done.exit_code == 0, (done.output, done.exception)
     assert Bundle(tmp_path / "plain").entry("words").chosen["risk"] == 0.45
+    assert "unsure (risk 0.45)" in " ".join(verb("info", tmp_path / "plain").stdout.split())
+    assert shown("info", tmp_path / "plain", "--json")["tasks"][0]["promise"] == {"risk": 0.45}
+    # A replacement that promises nothing is said to; and that which had no promise lost none.
+    with pytest.warns(
+        UserWarning, match=r"the task words promised a risk of 0\.45, .*--risk 0\.45` of a trained delta"
+    ):
+        verb("add", tmp_path / "plain", made / "words", "--force")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert verb("add", tmp_path / "plain", made / "words", "--force").exit_code == 0
+    assert shown("info", tmp_path / "plain", "--json")["tasks"][0]["promise"] == {}
 
 
 def test_eval_says_how_the_promise_is_kept_and_the_report_draws_it(made: Path, tmp_path: Path):

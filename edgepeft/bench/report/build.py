@@ -308,8 +308,8 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         path = given / CARD_FILE if given.is_dir() else given
         if given.is_dir() and not path.is_file():
             raise UsageError(
-                f"{given} is a folder of neither a delta ({CARD_FILE}) nor a sweep ({SWEEP_FILE}); give one of these, "
-                "or the file of a result."
+                f"{given} is a folder of neither a trained delta ({CARD_FILE}) nor a sweep ({SWEEP_FILE}); give one of "
+                "these, or results of bench and eval (--json)."
             )
         schema = schema_of(path)
         if schema == RESULT_SCHEMA:

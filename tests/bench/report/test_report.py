@@ -230,8 +230,8 @@ def test_a_file_that_is_not_there_is_a_usage_error(tmp_path):
         read_inputs([tmp_path / "none.json"])
 
 
-def test_a_folder_of_neither_a_delta_nor_a_sweep_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match=r"is a folder of neither a delta \(delta.json\) nor a sweep \(sweep.json\)"):
+def test_a_folder_of_something_else_is_not_said_to_be_missing(tmp_path):
+    with pytest.raises(UsageError, match=r"is a folder of neither a trained delta \(delta\.json\) nor a sweep"):
         read_inputs([tmp_path])
 
 
