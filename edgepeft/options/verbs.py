@@ -183,7 +183,8 @@ class EvalOptions(base.ColumnOptions):
     metric: Annotated[
         str | None,
         Option(
-            help="accuracy, macro_f1, f1, matthews, pearson, ...; of text f1, exact_match, rouge_1, rouge_2, rouge_l, bleu, chrf."
+            help="accuracy, macro_f1, f1, matthews, pearson, ...; "
+            "of text f1, exact_match, rouge_1, rouge_2, rouge_l, bleu, chrf."
         ),
     ] = None
     by: Annotated[
