@@ -361,3 +361,8 @@ def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
     except OSError as error:
         raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
     return reader
+
+
+def head_of(source: Source) -> list[dict[str, Any]]:
+    """Return the first rows, as they stand there."""
+    return [row for _, row in itertools.islice(reader_of(source)(source), HEAD) if isinstance(row, dict)]

@@ -170,13 +170,6 @@ def read_rows(
     return reader.rows(reader_of(path), bad)
 
 
-def head_of(source: Source) -> list[dict[str, Any]]:
-    """Return the first rows, as they stand there."""
-    from edgepeft.data.readers import reader_of
-
-    return [row for _, row in itertools.islice(reader_of(source)(source), HEAD) if isinstance(row, dict)]
-
-
 _ANSWERS = ("accept", "reject", "ignore")  # as Prodigy writes them
 _MAX_BAD = 10_000  # rows before the first that can be used
 

@@ -22,8 +22,8 @@ from edgepeft.data.frames import Records
 from edgepeft.data.labels import opened
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
-from edgepeft.data.readers import source_of
-from edgepeft.data.rows import Columns, head_of, read_rows
+from edgepeft.data.readers import head_of, source_of
+from edgepeft.data.rows import Columns, read_rows
 from edgepeft.data.shapes import recognised_shape
 from edgepeft.tasks.base import kind_named
 
