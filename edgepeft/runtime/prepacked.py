@@ -224,8 +224,11 @@ def _build(bundle: Bundle, folder: Path) -> None:
 
 
 def _tried(bundle: Bundle, folder: Path, tensors: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Whether a row alone is quicker by the graph of ``for_one_row``, and with ``fuse_attention``: on x86 both are, so
-    that this processor tries them by turns, on the bare backbone; and the times."""
+    """Time a row alone on the bare backbone, by turns in three forms: packed, by ``for_one_row``, and with
+    ``fuse_attention`` too.  Says which is the quickest here, and the times.
+
+    The forms are those of ``_build`` and ``Runtime._session_of_one_row``.
+    """
     sessions = {}
     for form in ("packed", "one_row", "fused"):
         model = copied(bundle.backbone_graph)
