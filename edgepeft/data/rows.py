@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.containers import Record, lone_column
+from edgepeft.data.containers import Record
 from edgepeft.data.labels import (
     CANDIDATES,
     FIRST,
@@ -39,6 +39,7 @@ from edgepeft.data.labels import (
     opened,
     shown,
 )
+from edgepeft.data.odd_columns import odd_columns
 from edgepeft.data.pattern import Pattern, nearest
 from edgepeft.data.readers import HEAD, Source, reader_of
 
@@ -314,7 +315,7 @@ class _RowReader:
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
-                f"{''.join(f'; {words}' for words in remedies if words)}." + lone_column(self.path.suffix, found)
+                f"{''.join(f'; {words}' for words in remedies if words)}." + odd_columns(self.path.suffix, found)
             )
         row = self._read(line, record, where)
         if self.keep:

@@ -1,0 +1,34 @@
+"""What is said where columns are not found: what the file has in their place."""
+
+import pytest
+
+from edgepeft.common.errors import DataError
+from edgepeft.data.rows import read_rows
+
+
+def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("4,The soup was cold again.\n" * 3)
+    with pytest.raises(DataError, match="put one with names above the rows if there is none"):
+        [*read_rows(path, labels=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "a.jsonl",
+            '{"data": {"text": "hi", "lang": "en"}, "label": "a"}\n',
+            r"\(data has text, lang\): write them beside",
+        ),
+        (
+            "a.csv",
+            "date,text,sport,news\n2024-01-02,hi,0,1\n",
+            "If sport, news are labels: such columns are read where",
+        ),
+        ("a.csv", "text,sport,news\nhi,0,\nho,1,1\n", "Found columns: text, sport, news"),
+    ],
+)
+def test_columns_that_are_not_read_are_told_of(tmp_path, name, content, said):
+    (path := tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        [*read_rows(path, labels=True)]
