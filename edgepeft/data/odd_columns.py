@@ -1,19 +1,20 @@
 """What may be wrong with a file in which columns that are needed are not found: how it is divided, nested or headed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _BITS = {"0", "1", "0.0", "1.0", "true", "false"}
 _SHOWN = 5  # columns within a column
 
 
-def odd_columns(suffix: str, found: Mapping[str, Any]) -> str:
-    """Say what may be wrong with columns of which some are not known; else nothing."""
-    told = ""
+def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
+    """Say by a file's first rows what may be wrong with its columns, of which some are not known; else nothing."""
+    told, found = "", head[0] if head else {}
     if nested := {name: cell for name, cell in found.items() if isinstance(cell, Mapping)}:
         inner = "; ".join(f"{name} has {', '.join(map(str, [*cell][:_SHOWN]))}" for name, cell in nested.items())
         told = f" Columns within a column are not read ({inner}): write them beside the others."
-    bits = [name for name, cell in found.items() if str(cell).lower() in _BITS]
+    cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
+    bits = [name for name, values in cells.items() if values and values <= _BITS]
     if len(bits) > 1:
         told += (
             f" If {', '.join(bits)} are labels: such columns are read where nothing but the text and an id (id, index, "
