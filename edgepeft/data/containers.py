@@ -14,7 +14,7 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -372,16 +372,3 @@ def distinct(path: object, line: int, header: list[str]) -> list[str]:
 
 read_csv = partial(_read_table, delimiter=",")
 read_tsv = partial(_read_table, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def lone_column(suffix: str, found: Collection[str]) -> str:
-    """Say what may be wrong with a table whose columns are these: one alone, or texts and numbers; else nothing."""
-    right = {".csv": "commas", ".tsv": "tabs"}.get(suffix.lower())
-    if right is not None and len(found) > 1 and any(name.isdigit() or len(name.split()) > 3 for name in found):
-        return " The first line is read as the names of columns: put one with names above the rows if there is none."
-    if right is None or len(found) != 1:
-        return ""
-    marks = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-    used = next((name for mark, name in marks.items() if mark in next(iter(found)) and name != right), None)
-    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
-    return f" {found_out}; a {suffix.lower()[1:]} separates them by {right}."

@@ -18,6 +18,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -41,6 +42,7 @@ from edgepeft.data.labels import (
     opened,
     shown,
 )
+from edgepeft.data.odd_columns import odd_columns
 from edgepeft.data.pattern import Pattern, nearest
 
 if TYPE_CHECKING:
@@ -193,6 +195,12 @@ class _RowReader:
     _of_prodigy: bool = False
     _label_names: LabelNames | None = None
     _pairs: bool | None = None
+    _head: Sequence[Mapping[str, Any]] = ()
+
+    @cached_property
+    def _odd_columns(self) -> str:
+        """What may be wrong with the columns: the same of each row, for errors are grouped by what they say."""
+        return odd_columns(self.path.suffix, self._head)
 
     @property
     def _labels(self) -> bool:
@@ -237,7 +245,7 @@ class _RowReader:
         """Settle what the columns are, by the first rows."""
         from edgepeft.data.shapes import shape_of, written_shape
 
-        columns = self.columns
+        columns, self._head = self.columns, head
         if not head:
             return
         if self._by_name:  # what the named columns may lie in
@@ -319,7 +327,7 @@ class _RowReader:
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
-                f"{''.join(f'; {words}' for words in remedies if words)}." + lone_column(self.path.suffix, found)
+                f"{''.join(f'; {words}' for words in remedies if words)}." + self._odd_columns
             )
         row = self._read(line, record, where)
         if self.keep:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.common.errors import DataError, UnknownName
-from edgepeft.data.rows import Row
+from edgepeft.common.errors import DataError, UnknownName, UsageError
+from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import Prediction, TaskType
 
@@ -47,6 +47,16 @@ class Classification(TaskType):
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
         return labels is not None
+
+    @classmethod
+    def columns(cls, given: Columns) -> Columns:
+        """Refuse a separator of labels, of which a row has one."""
+        if given.separator is not None:
+            raise UsageError(
+                "--label-separator divides a row's several labels, and a classification has one for each row: give "
+                "--kind labels too, or leave it out."
+            )
+        return super().columns(given)
 
     @property
     def described(self) -> str:

@@ -13,7 +13,6 @@ import pytest
 from edgepeft.common.errors import DataError
 from edgepeft.data import containers
 from edgepeft.data.readers import format_of
-from edgepeft.data.rows import read_rows
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(30)]
 MAIN = b'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
@@ -297,12 +296,6 @@ def test_a_file_of_another_form_than_its_name_says_is_called_what_it_is(tmp_path
     path.write_bytes(beginning + bytes(range(256)))
     with pytest.raises(DataError, match=said):
         read(path)
-
-
-def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
-    (path := tmp_path / "rows.csv").write_text("4,The soup was cold again.\n" * 3)
-    with pytest.raises(DataError, match="put one with names above the rows if there is none"):
-        [*read_rows(path, labels=True)]
 
 
 def test_an_array_that_is_called_jsonl_is_told_so_once(tmp_path):

@@ -12,7 +12,7 @@ from moods import rows
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.parts import given_rows, load_data, task_data
-from edgepeft.data.rows import Row
+from edgepeft.data.rows import Columns, Row
 
 
 def contents(part):
@@ -247,6 +247,13 @@ def test_labels_that_look_like_several_names_are_said_with_the_option_that_reads
     task_data(labelled([*names] * 10))
     said = [str(each.message) for each in recwarn if "look like several" in str(each.message)]
     assert len(said) == (mark is not None) and all(f"--kind labels --label-separator {mark!r}" in each for each in said)
+
+
+def test_a_separator_of_labels_is_refused_where_a_row_has_one(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("text,label\n" + "hi,a; b\nho,a\n" * 20)
+    with pytest.raises(UsageError, match="give --kind labels too, or leave it out"):
+        load_data(path, columns=Columns(separator=";"))
+    assert load_data(path, columns=Columns(separator=";"), kind="labels").labels == ("a", "b")
 
 
 def test_rows_without_a_text_as_pandas_writes_them_are_said():

@@ -1,0 +1,43 @@
+"""What is said where columns are not found: what the file has in their place."""
+
+import pytest
+
+from edgepeft.common.errors import DataError
+from edgepeft.data.rows import read_rows
+
+
+def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("4,The soup was cold again.\n" * 3)
+    with pytest.raises(DataError, match="put one with names above the rows if there is none"):
+        [*read_rows(path, labels=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "a.jsonl",
+            '{"data": {"text": "hi", "lang": "en"}, "label": "a"}\n',
+            r"\(data has text, lang\): write them beside",
+        ),
+        (
+            "a.csv",
+            "id,date,text,sport,news\n1,2024-01-02,hi,0,1\n7,2024-01-02,ho,1,\n",
+            "If sport, news are labels: such columns are read where",
+        ),
+        ("a.csv", "text,sport,news\nhi,0,\nho,1,1\n", "Found columns: text, sport, news"),
+    ],
+)
+def test_columns_that_are_not_read_are_told_of(tmp_path, name, content, said):
+    (path := tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        [*read_rows(path, labels=True)]
+
+
+def test_what_is_said_is_the_same_of_each_row(tmp_path):
+    """Errors are grouped by what they say."""
+    rows = "".join(f"2024-01-0{i},hi,{i % 2},{i % 3 % 2},{i % 4}\n" for i in range(1, 9))
+    (path := tmp_path / "a.csv").write_text(f"date,text,sport,news,n\n{rows}")
+    found = []
+    assert not [*read_rows(path, labels=True, bad=lambda line, _, error: found.append(str(error).split(": ", 1)[1]))]
+    assert len(found) == 8 and len({*found}) == 1 and "If sport, news are labels" in found[0]
