@@ -1,15 +1,11 @@
 """Rows of text from files, standard input and datasets: one at a time, each knowing the line it came from.
 
-Columns: ``sentence1``, optionally ``sentence2``, where one is wanted ``label`` or a task's, unless ``Columns`` names
-others.  Files and datasets are read by ``readers``.
-A task posed as text reads the columns that its source names; see ``pattern``.
+Columns are ``sentence1``, ``sentence2`` of a pair and ``label``, unless ``Columns`` names others; a task posed as text
+reads those that its source names (``pattern``).  Without ``sentence1`` a row may have a list of ``words`` with ``tags``
+or ``spans``, or a ``text`` with ``spans``.
 
-Where there is no ``sentence1``, a row may have a list of ``words`` in its place, with ``tags`` or ``spans`` as its
-label, or a ``text`` with ``spans``.
-
-Candidates, of which one is picked, are a list of texts in the column ``candidates``; a table's cell holds it as JSON.
-Where there is none, columns that are numbered are taken in the order of their numbers, as COPA's and SWAG's files have
-them: ``choice1``, ``choice2``; ``ending0``, ...
+Candidates, of which one is picked, are a list of texts in the column ``candidates``, as JSON in a table's cell, or the
+columns that are numbered, in that order, as COPA and SWAG have them: ``choice1``, ``choice2``; ``ending0``, ...
 """
 
 from __future__ import annotations
@@ -317,8 +313,6 @@ class _RowReader:
             record = {**record, label: self._label_names.named(record[label], where)}
         needed = columns.needed(self._labels)
         if missing := [name for name in needed if name not in record]:
-            from edgepeft.data.containers import lone_column
-
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:
