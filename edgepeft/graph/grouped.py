@@ -30,7 +30,7 @@ from edgepeft.graph.cut import prune
 from edgepeft.graph.names import grouped_name
 from edgepeft.graph.protos import CONTRIB, attributes, use_contrib, writers
 
-OPSET = 21  # the first that has 4 bits, and scales of groups
+OPSET_OF_GROUPS = 21  # the first that has 4 bits, and scales of groups
 _MIDDLE, _HIGHEST = 8, 15  # of 4 bits, the number that stands for 0
 _MIDDLE_BYTE, _LARGEST = 128, 127
 # What a graph has of both as constants.

@@ -53,7 +53,7 @@ from edgepeft.graph.contract import (
     well_formed,
 )
 from edgepeft.graph.cut import prune
-from edgepeft.graph.grouped import GROUP, OPSET, ZEROS, in_eight_bits, in_four_bits, rows_of_groups, unpacking
+from edgepeft.graph.grouped import GROUP, OPSET_OF_GROUPS, ZEROS, in_eight_bits, in_four_bits, rows_of_groups, unpacking
 from edgepeft.graph.protos import (
     CONTRIB,
     ancestors,
@@ -175,7 +175,7 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
         else:
             nodes.append(copied(node))
     if written or any(Quantised(name).bytes in known for name in looked_up):
-        replace(model.opset_import, [helper.make_opsetid("", OPSET)])
+        replace(model.opset_import, [helper.make_opsetid("", OPSET_OF_GROUPS)])
     inline = (i for i in graph.initializer if i.data_location != TensorProto.EXTERNAL)
     external = (external_tensor(t) for t in checkpoint.tensors.values())
     replace(graph.node, nodes)
