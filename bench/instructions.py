@@ -53,7 +53,7 @@ def forms_of(graph: onnx.ModelProto, weights: Path) -> Iterator[tuple[str, onnx.
         lowerings |= {
             "lowered": [lower_integers],
             f"lowered, {_ONE_ROW}": [for_one_row, lower_integers],
-            f"lowered, {_ONE_ROW}, QAttention": [for_one_row, partial(fuse_attention, made=joined), lower_integers],
+            f"lowered, {_ONE_ROW}, QAttention": [for_one_row, partial(fuse_attention, join=joined), lower_integers],
             f"a scale a call, {_ONE_ROW}": [for_one_row, _one_scale],
         }
     for name, passes in lowerings.items():

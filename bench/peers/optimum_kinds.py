@@ -45,7 +45,7 @@ class _Theirs:
 
 
 _BASE = "BASE"
-_CHOICES = 2  # of a row, as ``made_per_row`` has it where all are as many
+_CHOICES = 2  # of a row, as ``synthetic_per_row`` has it where all are as many
 
 KINDS: dict[str, _Theirs] = {
     "classification": _Theirs("SequenceClassification", "text-classification"),

@@ -177,7 +177,7 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
     shown = [one for rows in checked.values() for one in rows if one.predicted.seconds is not None]
     names = list(dict.fromkeys(one.device for one in shown))
     colours = dict(zip(names, _COLOURS, strict=False))
-    with plotting.styled():
+    with plotting.plot_style():
         figure = Figure(figsize=(11, 5.6), layout="constrained")
         for axis, (how, rows) in zip(figure.subplots(1, 2, sharey=True), checked.items(), strict=True):
             _draw(axis, [one for one in rows if one.predicted.seconds is not None], colours)

@@ -27,7 +27,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import DeltaDtype, WeightsDtype
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.device.placement import InForce, Limits
-from edgepeft.runtime.weights import Weights
+from edgepeft.runtime.session_pool import SessionPool
 
 SETS = ("sst2", "mrpc", "rte")  # whose texts' lengths are measured
 
@@ -92,7 +92,7 @@ class SuiteRun:
                 part, self.architecture, structures, weights=weights, delta_weights=delta_weights, seed=self.seed
             )
             part.rename(folder)
-            packed = Weights(Bundle(folder), cache=True, threads=None)
+            packed = SessionPool(Bundle(folder), cache=True, threads=None)
             packed.prepare()
             packed.close()
         return folder

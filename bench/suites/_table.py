@@ -91,7 +91,7 @@ def draw_suite(result: SuiteResult, path: Path) -> None:
     ratios = [row for row in shown if row.unit == "x" and row not in curves]
     panels = [part for part in (curves, ratios) if part]
     heights = [6.0 if part is curves else 0.8 + 0.42 * len(part) for part in panels]
-    with plotting.styled():
+    with plotting.plot_style():
         figure = Figure(figsize=(10, sum(heights) + 1.2), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for part, axis in zip(panels, axes, strict=True):

@@ -34,7 +34,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.weights import Weights
+from edgepeft.runtime.session_pool import SessionPool
 from edgepeft.tasks.base import Prediction
 
 TITLE = "A call beside the session alone"
@@ -53,7 +53,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     folder = run.bundle("one-task", [Structure("pfeiffer", [_TASK])])
     with ExitStack() as stack:
         runtime = stack.enter_context(Runtime(folder, threads=run.threads))
-        weights = Weights(Bundle(folder), cache=True, threads=run.threads)
+        weights = SessionPool(Bundle(folder), cache=True, threads=run.threads)
         stack.callback(weights.close)
         weights.prepare()
         graph = weights.bundle.graph(_TASK)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import Sizes
-from edgepeft.common.errors import BundleError, UnknownName, UsageError, named
+from edgepeft.common.errors import BundleError, UnknownName, UsageError, look_up
 from edgepeft.common.registry import modules_of
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class Architecture(Sizes):
 
     def site(self, name: str) -> Site:
         """The site of that name."""
-        return named("site", name, {site.name: site for site in self.sites})
+        return look_up("site", name, {site.name: site for site in self.sites})
 
     def sites_of(self, *roles: Role) -> tuple[Site, ...]:
         """Sites of these roles, in the order of the layers."""

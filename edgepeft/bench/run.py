@@ -22,7 +22,7 @@ from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
 from edgepeft.bench.operators import count_instructions, count_metrics, profile_all
 from edgepeft.bench.planning import plan
 from edgepeft.bench.planning.job import random_batch
-from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole, workloads_of
+from edgepeft.bench.planning.plan import PlannedRequest, Unit, UnitRole, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.target import BenchedTask, write_random_tokenizer
 from edgepeft.bench.qemu import Guest, find_guest
@@ -124,7 +124,7 @@ def run_benchmark(
     return Outcome(result, tuple(measured))
 
 
-def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[MetricsRecord, ...], str | None]:
+def _count(work: PlannedRequest, progress: ProgressCallback) -> tuple[tuple[MetricsRecord, ...], str | None]:
     """Count what needs no clock; also say why instructions are not counted, where they were asked for."""
     request, subject, batch = work.request, work.subject, work.batches[0]
     metrics = count_metrics(subject, batch, seed=request.seed) if request.counted else []
@@ -135,14 +135,14 @@ def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[Met
     return tuple(metrics), guest if isinstance(guest, str) else None
 
 
-def _made(work: ResolvedRequest, **own: Any) -> BenchResult:
+def _made(work: PlannedRequest, **own: Any) -> BenchResult:
     """A result of what was asked, made now."""
     model, now, commit = conditions.model_of(work.subject), datetime.now(UTC), conditions.commit_under_test()
     at = now.isoformat(timespec="seconds")
     return BenchResult(model=model, measured_at=at, commit=commit, flops_counted=_COUNTED, **own)
 
 
-def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedRequest) -> str:
+def _announcement(units: Sequence[Unit], schedule: Schedule, work: PlannedRequest) -> str:
     """How many processes and rounds there will be, and how long that takes on this host, roughly."""
     architecture, steps = work.subject.architecture, []
     for unit in units:
@@ -156,10 +156,12 @@ def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedReque
     low, high = plan.expected_s(steps, (rounds[0] + warm, most), plan.gemm_rate(), schedule.max_seconds)
     bound = math.inf if work.request.max_seconds is None else work.request.max_seconds
     least = "" if rounds[0] == rounds[1] else f"{rounds[0]} to "
-    return f"{len(steps)} processes, {least}{rounds[1]} rounds: {plan.in_words((min(low, bound), min(high, bound)))}"
+    return (
+        f"{len(steps)} processes, {least}{rounds[1]} rounds: {plan.duration_text((min(low, bound), min(high, bound)))}"
+    )
 
 
-def _predicted(work: ResolvedRequest) -> BenchResult:
+def _predicted(work: PlannedRequest) -> BenchResult:
     """The result of ``--mode predicted``, by operations and the profile's roofline: tasks, then the bare backbone."""
     if work.scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
@@ -170,7 +172,7 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
     return _made(work, mode="predicted", host=conditions.host_of(()), profile=profile, results=rows)
 
 
-def _predicted_row(work: ResolvedRequest, task: BenchedTask | None) -> BenchRow:
+def _predicted_row(work: PlannedRequest, task: BenchedTask | None) -> BenchRow:
     """Means over the batches, the interval as throughput, and what the first batch's classes took."""
     prompt, profile, subject = task.prompt_length if task else 0, work.profile, work.subject
     graph = subject.bundle.graph(task.name if task else None)
@@ -214,9 +216,9 @@ def _predicted_row(work: ResolvedRequest, task: BenchedTask | None) -> BenchRow:
 
 def _pack(bundle: Bundle) -> None:
     """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
-    from edgepeft.runtime.weights import Weights  # not before the wheel of ONNX Runtime is known to work here
+    from edgepeft.runtime.session_pool import SessionPool  # not before the wheel of ONNX Runtime is known to work here
 
-    with closing(Weights(bundle, cache=True, threads=None)) as weights:
+    with closing(SessionPool(bundle, cache=True, threads=None)) as weights:
         weights.prepare()
 
 

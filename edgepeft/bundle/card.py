@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgepeft.bundle.manifest import TaskCard, TaskEntry
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.resources import bytes_at
-from edgepeft.tasks.base import TaskType, stated
+from edgepeft.tasks.base import TaskType, kind_from_card
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
@@ -68,7 +68,7 @@ def read_card(folder: Path) -> DeltaCard:
             f"{path} cannot be read ({error.strerror}); let this user read it, or train it again."
         ) from error
     except ValidationError as error:
-        raise BundleError(f"{path} is not a delta card that this version can read: {in_words(error)}.") from error
+        raise BundleError(f"{path} is not a delta card that this version can read: {mistakes_text(error)}.") from error
 
 
 # What the entry has of its files, this machine and the task's past, and not of the card.
@@ -84,20 +84,20 @@ def card_of(facts: Mapping[str, str], where: Path) -> dict[str, Any]:
 def entry_of(card: Mapping[str, Any], where: Path, of_files: Mapping[str, Any]) -> TaskEntry:
     """The entry that a card makes, with what there is to say of its files."""
     with _reading(where):
-        return _named(TaskEntry.model_validate({**card, **of_files}))
+        return _with_kind_name(TaskEntry.model_validate({**card, **of_files}))
 
 
 def kind_of(card: Mapping[str, Any], where: Path) -> TaskType:
     """The kind of task that a card states."""
     with _reading(where):
         chosen = card.get("chosen") or {}
-        return stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
+        return kind_from_card(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
 
 
 def require_agreement(card: Mapping[str, Any], entry: TaskEntry, where: Path) -> None:
     """See that an entry says what the card says."""
     made = entry_of(card, where, {name: getattr(entry, name) for name in _OF_FILES})
-    said, meant = _plain(_named(entry)), _plain(made)
+    said, meant = _plain(_with_kind_name(entry)), _plain(made)
     if odd := next((name for name in meant if said[name] != meant[name]), None):
         raise BundleError(
             f"{where}: its entry says {odd} {json.dumps(said[odd]):.200}, and the graph itself "
@@ -111,7 +111,7 @@ def _plain(entry: TaskEntry) -> dict[str, Any]:
     return found
 
 
-def _named(entry: TaskEntry) -> TaskEntry:
+def _with_kind_name(entry: TaskEntry) -> TaskEntry:
     """With the kind of task by name, also of what is older than those names."""
     return entry.model_copy(update={"kind": entry.task_kind.name, **entry.task_kind.older})
 
@@ -121,5 +121,5 @@ def _reading(where: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        said = in_words(error) if isinstance(error, ValidationError) else error
+        said = mistakes_text(error) if isinstance(error, ValidationError) else error
         raise BundleError(f"{where}: its card is damaged: {said}.") from error

@@ -34,7 +34,7 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Folding, Method, method_named, weight_at
-from edgepeft.tasks.base import TaskType, kind_named, stated
+from edgepeft.tasks.base import TaskType, kind_from_card, kind_named
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
 
@@ -282,7 +282,7 @@ def new_delta(
     """
     read_by = head_named(head or (kind and kind_named(kind).head) or backbone.head)
     reads = _reads(read_by, backbone)
-    of_task = stated(kind, labels, reads)
+    of_task = kind_from_card(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
     prompt, taken = method.prompt_length(backbone.architecture), method.positions(backbone.architecture)
     positions = backbone.architecture.max_length
@@ -292,7 +292,9 @@ def new_delta(
             f"a {what} of {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
             f"{backbone.source}; texts may have {max(0, positions - taken)}."
         )
-    chosen = dict(of_task.begun(backbone.architecture.hidden_size)) | ({} if stride is None else {"stride": stride})
+    chosen = dict(of_task.initial_choices(backbone.architecture.hidden_size)) | (
+        {} if stride is None else {"stride": stride}
+    )
     card = DeltaCard(
         task=task,
         method=method.name,

@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
 from edgepeft.common.atomic import write_json
-from edgepeft.common.errors import BundleError, UsageError, named
-from edgepeft.common.messages import in_words, markdown_cell
+from edgepeft.common.errors import BundleError, UsageError, look_up
+from edgepeft.common.messages import markdown_cell, mistakes_text
 from edgepeft.common.resources import bytes_at
 from edgepeft.common.task_name import WEIGHTS, check_task_names
-from edgepeft.tasks.base import TaskType, stated
+from edgepeft.tasks.base import TaskType, kind_from_card
 
 MANIFEST_FILE = BUNDLE_MANIFEST
 _MIB = 1 << 20
@@ -122,7 +122,7 @@ class OnText(_Model):
     agreement: float  # share of tokens that greedy decoding would write too
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """In a sentence's part."""
         return (
             f"{self.kl:.2g} nats a token (Kullback-Leibler), perplexity {self.perplexity:.4g} beside "
@@ -198,7 +198,7 @@ class TaskCard(_Model):
     @cached_property
     def task_kind(self) -> TaskType:
         """The kind of task, with these labels and what was chosen."""
-        return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
+        return kind_from_card(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
 
     @property
     def n_outputs(self) -> int:
@@ -269,11 +269,11 @@ class Manifest(_Model):
 
     def task(self, name: str) -> TaskEntry:
         """The task of that name."""
-        return named("task of this bundle", name, self.tasks)
+        return look_up("task of this bundle", name, self.tasks)
 
     def template(self, name: str) -> TemplateEntry:
         """The template of that name."""
-        return named("template of this bundle", name, self.templates)
+        return look_up("template of this bundle", name, self.templates)
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
@@ -299,7 +299,7 @@ class Manifest(_Model):
             check_task_names(manifest.tasks)
             check_task_names(manifest.templates)
         except ValidationError as error:
-            raise BundleError(f"{path} is not a manifest that this version knows: {in_words(error)}.") from error
+            raise BundleError(f"{path} is not a manifest that this version knows: {mistakes_text(error)}.") from error
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
@@ -392,7 +392,7 @@ def stated_score(metrics: Mapping[str, Any]) -> str:
     beside = {"before": metrics.get("before")}
     for name, each in others.items() if isinstance(others, dict) else ():
         beside[name] = each.get("test") if isinstance(each, dict) else None
-    from edgepeft.data.by_class import rounded
+    from edgepeft.data.by_class import score_text
 
-    known = [f"{name} {rounded(value)}" for name, value in beside.items() if isinstance(value, (int, float))]
-    return f"{metric} {rounded(score)}" + (f" ({', '.join(known)})" if known else "")
+    known = [f"{name} {score_text(value)}" for name, value in beside.items() if isinstance(value, (int, float))]
+    return f"{metric} {score_text(score)}" + (f" ({', '.join(known)})" if known else "")

@@ -52,7 +52,7 @@ def _is(path: Path, sha256: str) -> bool:
     return path.is_file() and sha256_of(path) == sha256
 
 
-def put(path: Path, content: Content) -> None:
+def write_task_file(path: Path, content: Content) -> None:
     """Write a file of a task, whole or not at all."""
     if isinstance(content, bytes):
         write_atomically(path, content)
@@ -80,7 +80,7 @@ def keep(folder: Path, task: str, entry: TaskEntry, content: Mapping[str, Conten
     """Write a version's files under ``versions``, where nothing replaces them."""
     for suffix in hashes(entry):
         if not (path := _kept(folder, task, entry, suffix)).is_file():
-            put(path, content[suffix])
+            write_task_file(path, content[suffix])
 
 
 def settle(folder: Path, task: str, entry: TaskEntry) -> None:
@@ -88,7 +88,7 @@ def settle(folder: Path, task: str, entry: TaskEntry) -> None:
     for suffix, content in content_of(folder, task, entry).items():
         usual = folder / f"{task}{suffix}"
         if content != usual and not _is(usual, hashes(entry)[suffix]):
-            put(usual, content)
+            write_task_file(usual, content)
     for suffix in {*SUFFIXES} - {*hashes(entry)}:
         (folder / f"{task}{suffix}").unlink(missing_ok=True)
     before = entry.previous

@@ -37,7 +37,7 @@ _HIGHER = 3  # times the rate: at ten times it LoRA and Compacter lose 5 to 78 p
 
 def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the figures with their intervals and the baselines beside them, and what they are."""
-    how = "; ".join(f"{by_class.titled(each['metric'])}: {each['averaged']}" for each in found)
+    how = "; ".join(f"{by_class.metric_title(each['metric'])}: {each['averaged']}" for each in found)
     methods = [name for key, name in _METHODS.items() if any(each["interval"] == key for each in found)]
     by = f". Intervals: {' and '.join(methods)}." if methods else "."
     _print(_table(by_class.headline_rows(found, baselines)), Text(f"{how}{by}", style="dim"))
@@ -49,7 +49,7 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     _print(_table((header, rows[:_MAX_CLASSES])))
     if len(rows) > _MAX_CLASSES:
         _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
-    if absent := by_class.unseen(errors):
+    if absent := by_class.labels_without_rows(errors):
         more = f" and {len(absent) - _MAX_CLASSES} more" if len(absent) > _MAX_CLASSES else ""
         _print(Text(f"No row has the label {', '.join(absent[:_MAX_CLASSES])}{more}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
@@ -105,7 +105,7 @@ def say_notes(result: TrainingLoopResult, other: str) -> None:
     ``other`` is an option for another method.
     """
     from edgepeft.data.row_grouping import Spread
-    from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, too_few_to_tell, unbeaten
+    from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, too_few_to_tell, unbeaten_baselines
 
     if told := dict(result.training.get("windows", {})):
         pools = told.pop("pools", {})
@@ -116,7 +116,7 @@ def say_notes(result: TrainingLoopResult, other: str) -> None:
         right = "almost all of them are right, and cannot say how sure an answer may be; it stays 1"
         why = right if bound < 1 else "what is more probable is not more often right"
         say(f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.")
-    found = dict(unbeaten(result.metrics))
+    found = dict(unbeaten_baselines(result.metrics))
     for sentence in found.values():
         say(f"note: {sentence}.")
     if found and too_few_to_tell(result.metrics):
@@ -186,7 +186,7 @@ def showing_runs(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended
                 ended = f"failed: {said.error}" if said.error else ""
             elif said.outcome.state == "done":
                 metrics = sweep.card(cell).metrics
-                ended = f"{metrics['metric']} {by_class.rounded(metrics['test'])}"
+                ended = f"{metrics['metric']} {by_class.score_text(metrics['test'])}"
             else:
                 ended = ": ".join(filter(None, (said.outcome.state, said.outcome.reason)))
             if ended:

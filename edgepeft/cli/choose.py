@@ -14,7 +14,7 @@ from typer import Argument, Option
 from edgepeft.cli._options import Variant, command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.cli._scores import local_runs, showing_runs
-from edgepeft.common.errors import DoesNotFit, UsageError, named, requiring
+from edgepeft.common.errors import DoesNotFit, UsageError, look_up, requiring
 from edgepeft.common.progress import say, shown_steps, stages
 from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, Options, PairColumn, TaskKind, TextColumn
 from edgepeft.options.verbs import BenchOptions
@@ -79,7 +79,7 @@ def command(options: ChooseOptions) -> None:
     from edgepeft.device.profiles import load_profile, variant_of
     from edgepeft.tuning.memory import amount_of
 
-    named("mode", options.mode, _SAID)
+    look_up("mode", options.mode, _SAID)
     if options.mode == "predicted" and options.max_seconds is not None:
         raise UsageError("--max-seconds bounds what is measured, and --mode predicted runs nothing; leave one out.")
     variant = variant_of(options.profile, options.set_ or ())
@@ -138,13 +138,13 @@ def _with_costs(
     sweep: Sweep, found: Mapping[str, tuple[Arm, ...]], device: Profile, options: ChooseOptions, variant: str
 ) -> list[Candidate]:
     """The methods with what one task of each costs, measured or predicted; each is exported once."""
-    from edgepeft.sweep.choice import Candidate, costs_of, exported
+    from edgepeft.sweep.choice import Candidate, costs_of, export_untrained
 
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):
             firsts = [first for first, *_ in found.values()]
             source = sweep.options(firsts[0].cells[0])["backbone"]
-            bundle = exported([arm.cards[0] for arm in firsts], source, Path(work), options.length)
+            bundle = export_untrained([arm.cards[0] for arm in firsts], source, Path(work), options.length)
         measured = None if options.mode == "predicted" else _measured(options, variant, bundle)
         costs = costs_of(bundle, device, tasks=options.tasks, length=options.length, measured=measured)
     return [Candidate(name, arms, cost) for (name, arms), cost in zip(found.items(), costs.values(), strict=True)]

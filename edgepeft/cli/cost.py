@@ -30,8 +30,8 @@ def command(
     from edgepeft.deploy.cost import bundle_cost
 
     opened = Bundle(bundle)
-    manner = decoding_of(opened, [task] if task else [], beams=beams, max_new_tokens=max_new_tokens)
-    cost = bundle_cost(opened, task, batch, length, manner)
+    decoding = decoding_of(opened, [task] if task else [], beams=beams, max_new_tokens=max_new_tokens)
+    cost = bundle_cost(opened, task, batch, length, decoding)
     if as_json:
         document = {
             "schema": "edgepeft.cost/1",

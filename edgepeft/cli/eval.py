@@ -8,7 +8,7 @@ from typer import Option
 from edgepeft.cli._options import command_of, say_cuts
 from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import show_errors, show_headline
-from edgepeft.data.by_class import rounded, titled
+from edgepeft.data.by_class import metric_title, score_text
 from edgepeft.options.verbs import EvalOptions
 
 PANEL = "Train"
@@ -26,14 +26,16 @@ def command(
         print_json({"schema": "edgepeft.eval/1", "bundle": str(options.bundle), "task": options.task, **found})
         say_cuts(result.truncation, result.max_new_tokens)
         return
-    typer.echo(f"{result.task}: {titled(result.metric)} {rounded(result.score)} on {result.rows:,} rows")
+    typer.echo(f"{result.task}: {metric_title(result.metric)} {score_text(result.score)} on {result.rows:,} rows")
     show_headline(result.headline, found["baselines"])
     for name, part in found.get("parts", {}).items():
-        typer.echo(f"  {name}: {rounded(part['score'])} on {part['rows']:,} rows")
+        typer.echo(f"  {name}: {score_text(part['score'])} on {part['rows']:,} rows")
     if asked_of := found.get("questions"):
-        typer.echo(f"  exact match {rounded(asked_of['exact_match'])} on {asked_of['questions']:,} questions")
+        typer.echo(f"  exact match {score_text(asked_of['exact_match'])} on {asked_of['questions']:,} questions")
     if own := found.get("trained"):
-        beside = "".join(f", {name} {rounded(score)}" for name, score in own["baselines"].items())
-        typer.echo(f"When trained, on {own['rows']:,} rows: {titled(own['metric'])} {rounded(own['score'])}{beside}.")
+        beside = "".join(f", {name} {score_text(score)}" for name, score in own["baselines"].items())
+        typer.echo(
+            f"When trained, on {own['rows']:,} rows: {metric_title(own['metric'])} {score_text(own['score'])}{beside}."
+        )
     show_errors(found, None if options.out is None else str(options.out))
     say_cuts(result.truncation, result.max_new_tokens)

@@ -12,7 +12,7 @@ from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say
-from edgepeft.data.by_class import rounded
+from edgepeft.data.by_class import score_text
 from edgepeft.options.base import listed
 from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 
@@ -66,7 +66,7 @@ def command(
 def _verified(result: Verification, compared: str) -> str:
     parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {result.rows} rows"
     if (text := result.text) is not None and result.kl_tolerance is not None:
-        return f"{parity}; text beside PyTorch's: {text.told}"
+        return f"{parity}; text beside PyTorch's: {text.description}"
     if result.tolerance is not None:
         return parity
     on = result.data or result
@@ -74,6 +74,6 @@ def _verified(result: Verification, compared: str) -> str:
     parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} {compared} changed"]
     if result.data is not None and result.data.metric is not None:
         parts.append(
-            f"{result.data.metric} {rounded(result.data.onnxruntime)}, PyTorch's {rounded(result.data.pytorch)}"
+            f"{result.data.metric} {score_text(result.data.onnxruntime)}, PyTorch's {score_text(result.data.pytorch)}"
         )
     return "; ".join(parts)

@@ -56,8 +56,8 @@ def command(
     kept = 0 if reserve is None else amount_of(reserve, "--reserve")
     tuned = not workload or "finetune" in workload
     sizes: dict[str, Any] = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
-    manner = decoding_of(opened, [chosen] if chosen else [], beams=beams, max_new_tokens=max_new_tokens)
-    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, decoding=manner, **sizes)
+    decoding = decoding_of(opened, [chosen] if chosen else [], beams=beams, max_new_tokens=max_new_tokens)
+    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, decoding=decoding, **sizes)
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")
     if as_json:

@@ -37,19 +37,19 @@ def command(
     kind: TaskKind = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    from edgepeft.data.parts import PARTS, load_data, shape_in
+    from edgepeft.data.parts import PARTS, detect_shape, load_data
     from edgepeft.data.readers import held
     from edgepeft.data.rows import Columns
 
     columns = Columns(text_column, pair_column, label_column, separator=label_separator)
     source = held(data)
-    shape = None if kind else shape_in(source, columns)
+    shape = None if kind else detect_shape(source, columns)
     if shape is not None and shape.source is not None:
         if as_json:
             patterns = {"kind": shape.kind, "source": shape.source, "target": shape.target}
             print_json({"schema": "edgepeft.look/1", "data": str(data), **patterns})
         else:
-            typer.echo(f'{data}: {shape.told}; a T5 reads "{shape.source}" and writes "{shape.target}".')
+            typer.echo(f'{data}: {shape.description}; a T5 reads "{shape.source}" and writes "{shape.target}".')
         return
     found = load_data(source, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
     task_kind, rows = found.task_kind, [row for part in PARTS for row in getattr(found, part)]

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from edgepeft.backbones.config import read_config
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.common.errors import named
+from edgepeft.common.errors import look_up
 from edgepeft.common.resources import package_data
 
 PANEL = "Look"
@@ -33,7 +33,7 @@ def command(
             table.add_row(entry["name"], escape(entry["equation"]), *cells)
         table_console().print(table)
         return
-    entry = named("PE method", name, entries)
+    entry = look_up("PE method", name, entries)
     if as_json:
         print_json(entry)
         return

@@ -123,8 +123,8 @@ class RunOptions(Options):
             given: dict[str, Any] = {"columns": self.columns(runtime), "task_column": self.task_column}
             return read_rows(self.input_file, labels=False, keep=True, **given)
         firsts, candidates = self.text or [], tuple(self.candidate or ())
-        if self._typed:
-            return (row for rows in self._typed_rows() for row in rows)
+        if self._reads_stdin:
+            return (row for rows in self._stdin_rows() for row in rows)
         if self.second and len(self.second) != len(firsts):
             raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
         seconds: list[str] | list[None] = self.second or [None] * len(firsts)
@@ -135,14 +135,14 @@ class RunOptions(Options):
         """Yield the rows that run together: of typed lines no more than are there, for whoever sent them waits."""
         from edgepeft.runtime.inputs import in_batches
 
-        for rows in self._typed_rows() if self._typed else [self.rows(runtime)]:
+        for rows in self._stdin_rows() if self._reads_stdin else [self.rows(runtime)]:
             yield from in_batches(rows, self.batch_size)
 
     @property
-    def _typed(self) -> bool:
+    def _reads_stdin(self) -> bool:
         return self.text == [STDIN] and not self.second
 
-    def _typed_rows(self) -> Iterator[list[Row]]:
+    def _stdin_rows(self) -> Iterator[list[Row]]:
         from edgepeft.data.containers import lines_as_they_come
 
         given: dict[str, Any] = {"candidates": tuple(self.candidate or ())}
@@ -167,23 +167,23 @@ def command(asked: RunOptions) -> None:
     if asked.input_file is not None:
         asked.columns(runtime)  # refused before anything runs
     ways = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
-    manner = decoding_of(runtime.bundle, asked.task or runtime.tasks, **{name: getattr(asked, name) for name in ways})
+    decoding = decoding_of(runtime.bundle, asked.task or runtime.tasks, **{name: getattr(asked, name) for name in ways})
     if asked.out is not None and asked.input_file is not None and asked.out.suffix != ".npy":
         if asked.task_column is not None:
             raise UsageError("--out goes with --task, not with --task-column.")
-        how: dict[str, Any] = {"columns": asked.columns(runtime), "decoding": manner, "batch_size": asked.batch_size}
+        how: dict[str, Any] = {"columns": asked.columns(runtime), "decoding": decoding, "batch_size": asked.batch_size}
         n, failed = write_answers(runtime, _tasks(runtime, asked.task), asked.input_file, asked.out, **how)
         if str(asked.out) != STDIN:
             say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {asked.out}.")
-        say_cuts(runtime.truncation, manner.max_new_tokens)
+        say_cuts(runtime.truncation, decoding.max_new_tokens)
         if failed:
             say(f"{failed} row{'s' * (failed > 1)} could not be read; the column error says why.")
             raise typer.Exit(1)
     else:
-        _answer_rows(runtime, asked, manner)
+        _answer_rows(runtime, asked, decoding)
 
 
-def _answer_rows(runtime: Runtime, asked: RunOptions, manner: Decoding) -> None:
+def _answer_rows(runtime: Runtime, asked: RunOptions, decoding: Decoding) -> None:
     """Print the answers, or write them where they are vectors."""
     tasks = [] if asked.task_column is not None else _tasks(runtime, asked.task)
     if asked.out is not None or asked.dims is not None:
@@ -201,20 +201,20 @@ def _answer_rows(runtime: Runtime, asked: RunOptions, manner: Decoding) -> None:
         write_atomically(asked.out, content.getvalue())
         say(f"{sum(map(len, found))} vectors written to {asked.out}")
     elif asked.stream:
-        _print_as_written(runtime, tasks, asked.rows(runtime), manner)
+        _print_as_written(runtime, tasks, asked.rows(runtime), decoding)
     else:
         if asked.task_column is not None:
             _check_tasks(runtime, asked)  # in the whole file, before anything runs
-            shown = _mixed_answers(runtime, asked, manner)
+            shown = _mixed_answers(runtime, asked, decoding)
         else:
-            shown = _answers(runtime, tasks, asked, manner)
+            shown = _answers(runtime, tasks, asked, decoding)
         if asked.input_file is not None:
             _print_stream(shown, as_document=asked.as_json)
         elif asked.as_json:
             print_json(list(shown))
         else:
             _print_lines(shown)
-    say_cuts(runtime.truncation, manner.max_new_tokens)
+    say_cuts(runtime.truncation, decoding.max_new_tokens)
 
 
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
@@ -226,7 +226,7 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     return tasks
 
 
-def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
+def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, decoding: Decoding) -> Iterator[dict[str, Any]]:
     kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
     for rows in asked.batches(runtime):
         for name, kind in kinds.items():
@@ -236,7 +236,7 @@ def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Deco
                 if asked.task or len(tasks) == 1:
                     raise
                 raise DataError(f"{error} The task {name} asks for this; --task names those to ask.") from error
-        by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
+        by_task = runtime.predict_all(tasks, [row.readable for row in rows], decoding)
         for i, row in enumerate(rows):
             answers = (by_task[name][i] for name in tasks)
             shown = (each.cut(asked.dims) if isinstance(each, VectorPrediction) else each for each in answers)
@@ -281,11 +281,11 @@ def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:
         )
 
 
-def _mixed_answers(runtime: Runtime, asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
+def _mixed_answers(runtime: Runtime, asked: RunOptions, decoding: Decoding) -> Iterator[dict[str, Any]]:
     failed, strict = 0, not asked.skip_unknown
     for batch in asked.batches(runtime):
         tasks, texts = [row.task for row in batch], [row.readable for row in batch]
-        results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
+        results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=decoding)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)
         for row, answer in zip(batch, results, strict=True):
             if isinstance(answer, EdgepeftError):

@@ -33,7 +33,7 @@ def command(
     from edgepeft.sweep.plan import read_plan
 
     asked = read_plan(options.plan)
-    say(f"{options.plan}: {asked.told}; backbones, rows and what is done are looked at first")
+    say(f"{options.plan}: {asked.description}; backbones, rows and what is done are looked at first")
     with requiring("train", "a sweep"):  # which takes seconds
         from edgepeft.sweep.local import Job
         from edgepeft.sweep.run import fold, require_halvable, run_sweep, sweep_of

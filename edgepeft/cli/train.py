@@ -15,7 +15,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, show_table, table_console
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import say
-from edgepeft.data.by_class import rounded, titled
+from edgepeft.data.by_class import metric_title, score_text
 from edgepeft.options.verbs import METHOD, TrainOptions
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _show(result: TrainResult, out: Path) -> None:
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
     facts = {
-        "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
+        "eval rows": f"{metric_title(result.metric)} {score_text(result.metrics['eval'])} {after}",
         "rows": result.metrics["split"],
         "labels": weighed or card.task_kind.listed,
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
@@ -83,6 +83,6 @@ def _show(result: TrainResult, out: Path) -> None:
         points = result.metrics["curve"]
         names = list(points[-1]["baselines"])
         scores = ([x["test"], x["eval"], *(x["baselines"].get(name) for name in names)] for x in points)
-        rows = ((f"{x['rows']:,}", *map(rounded, each)) for x, each in zip(points, scores, strict=True))
+        rows = ((f"{x['rows']:,}", *map(score_text, each)) for x, each in zip(points, scores, strict=True))
         show_table(rows=rows, numbers=("training rows", f"{result.metrics['metric']}, test rows", "eval rows", *names))
         say(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}")

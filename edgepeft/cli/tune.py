@@ -13,7 +13,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import interruptible, say_notes
 from edgepeft.common.progress import say
-from edgepeft.data.by_class import rounded
+from edgepeft.data.by_class import score_text
 from edgepeft.options.verbs import TuneOptions
 
 PANEL = "Train"
@@ -40,7 +40,7 @@ def command(
         print_json({"bundle": str(bundle), "task": task, "replaced": entry is not None, **learnt, "entry": kept})
         return
     typer.echo(
-        f"{task}: {stated_score(metrics)} on {metrics['n_test']} test rows, {rounded(metrics['eval'])} on "
+        f"{task}: {stated_score(metrics)} on {metrics['n_test']} test rows, {score_text(metrics['eval'])} on "
         f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
     )
     if entry is None:

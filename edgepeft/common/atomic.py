@@ -32,12 +32,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = _beside(path)
         try:
             yield temporary
-            synced(temporary)
+            wait_for_disk(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        synced(path.parent)
+        wait_for_disk(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -53,7 +53,7 @@ def write_json(path: Path, document: Any) -> None:
     write_atomically(path, text.encode(errors="replace"))
 
 
-def synced(path: Path) -> None:
+def wait_for_disk(path: Path) -> None:
     """Wait until a file, or a folder's list of files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -90,7 +90,7 @@ def new_folder(path: Path, *, force: bool = False, read: Path | None = None) -> 
             for file in temporary.rglob("*"):
                 if file.is_file():
                     file.chmod(mode)  # safetensors writes private files
-                    synced(file)
+                    wait_for_disk(file)
             _swap_in(temporary, path)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -100,7 +100,7 @@ def new_folder(path: Path, *, force: bool = False, read: Path | None = None) -> 
             if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
                 error.args = (str(error).replace(str(temporary), str(path)),)
             raise
-        synced(path.parent)
+        wait_for_disk(path.parent)
 
 
 def check_target(path: Path) -> None:

@@ -58,8 +58,8 @@ class Unwritable(UsageError):
     """A text that cannot be written as it is asked for; the message names nothing of this machine."""
 
 
-def named(kind: str, asked: str, known: Mapping[str, T]) -> T:
-    """What ``known`` has by that name."""
+def look_up(kind: str, asked: str, known: Mapping[str, T]) -> T:
+    """Return what ``known`` has by that name; refuse a name that it has not."""
     if asked not in known:
         raise UnknownName(kind, asked, known)
     return known[asked]

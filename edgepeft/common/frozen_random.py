@@ -53,7 +53,7 @@ _GAMMA, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 Floats = NDArray[np.float32]
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Fastfood:
         return [(np.uint32(2 * (a & 0x7FFFFFFF) + 1), np.uint32(c & 0xFFFFFFFF)) for a, c in pairs]
 
 
-def ahead(make: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
+def map_ahead(make: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """``map`` in threads (NumPy's loops run beside each other), never more than ``threads`` items ahead."""
     with ThreadPoolExecutor(threads) as pool:
-        begun: deque[Future[Made]] = deque()
+        begun: deque[Future[Result]] = deque()
         for item in items:
             begun.append(pool.submit(make, item))
             if len(begun) > threads:

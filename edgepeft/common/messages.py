@@ -45,7 +45,7 @@ _SHOWN = 80  # characters of what was found
 _MAX_MISTAKES = 2000  # of which pydantic makes a list in milliseconds: it has each mistake's place, value and words
 
 
-def in_words(error: ValidationError, whole: str = "the document", names: Collection[str] | None = None) -> str:
+def mistakes_text(error: ValidationError, whole: str = "the document", names: Collection[str] | None = None) -> str:
     """The first mistake, without a full stop; ``whole`` is what was read.  Thousands of them are only counted.
 
     With ``names`` no value is told, and no key but these and one that is not known: for answers to whoever sent the

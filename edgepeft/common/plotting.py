@@ -43,14 +43,14 @@ _METADATA: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Da
 
 
 @contextlib.contextmanager
-def styled() -> Iterator[None]:
+def plot_style() -> Iterator[None]:
     """Draw within the block: the picture looks alike on every machine."""
     with style.context(["default", _STYLE], after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a label in a script that the font lacks
         yield
 
 
-def one(width: float, height: float) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure with one pair of axes, in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()

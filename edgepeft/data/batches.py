@@ -187,7 +187,7 @@ def encode(
         if kind.stitches:
             stitches += stitches_of(tokens)
         if kind.per_token:
-            targets.append(kind.encoded(rows[part], tokens))
+            targets.append(kind.targets_at_tokens(rows[part], tokens))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
@@ -205,7 +205,7 @@ def encode(
         references = tuple(row.references or (row.label or "",) for row in rows)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
     wanted = np.concatenate(targets) if kind.per_token else kind.targets(rows)
-    more: dict[str, Any] = {"per_token": kind.per_token, "several": kind.several}
+    more: dict[str, Any] = {"per_token": kind.per_token, "several": kind.several_texts}
     if kind.windows:
         ends = np.cumsum(np.ones(len(rows), int) if per_row is None else per_row)
         per_text = tuple(np.split(np.array(counts, np.int64), ends[:-1]))

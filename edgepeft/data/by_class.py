@@ -70,10 +70,10 @@ def _interval(kind: TaskType, name: str, targets: Any, outputs: Any) -> Interval
     if not metric.resampled:
         return Interval()
     drawn = kind.resampled(outputs)
-    return bootstrap(lambda places: kind.score(name, chosen(targets, places), chosen(drawn, places)), n)
+    return bootstrap(lambda places: kind.score(name, take(targets, places), take(drawn, places)), n)
 
 
-def chosen(values: Any, places: Any) -> Any:
+def take(values: Any, places: Any) -> Any:
     """Take some of targets or outputs, which are lists if they are texts."""
     return [values[i] for i in places] if isinstance(values, list) else values[list(places)]
 
@@ -220,17 +220,17 @@ Rows = tuple[list[str], list[list[str]]]
 _MIN = 0.001
 
 
-def rounded(value: float | None) -> str:
+def score_text(value: float | None) -> str:
     """Show a score, or a dash."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def p_value(p: float) -> str:
     """Show a p-value: ``0.031``, or ``< 0.001``."""
-    return f"< {_MIN}" if p < _MIN else rounded(p)
+    return f"< {_MIN}" if p < _MIN else score_text(p)
 
 
-def titled(metric: str) -> str:
+def metric_title(metric: str) -> str:
     """Show a metric in words."""
     return metric.replace("_", " ").replace("f1", "F1")
 
@@ -239,9 +239,9 @@ def headline_rows(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Ma
     """List each figure with its interval, beside it the baselines', and the p of those that were compared."""
     rows = []
     for each in found:
-        between = "-" if each["low"] is None else f"{rounded(each['low'])} to {rounded(each['high'])}"
-        beside = (rounded(of["scores"].get(each["metric"])) for of in baselines.values())
-        rows.append([titled(each["metric"]), rounded(each["score"]), between, *beside])
+        between = "-" if each["low"] is None else f"{score_text(each['low'])} to {score_text(each['high'])}"
+        beside = (score_text(of["scores"].get(each["metric"])) for of in baselines.values())
+        rows.append([metric_title(each["metric"]), score_text(each["score"]), between, *beside])
     if any("p" in of for of in baselines.values()):
         rows.append(["McNemar's p", "", "", *(p_value(of["p"]) for of in baselines.values())])
     return ["figure", "score", "95 % interval", *baselines], rows
@@ -256,21 +256,21 @@ def class_rows(errors: Mapping[str, Any]) -> Rows:
     if not errors.get("by_class"):  # a kind of task without labels
         return figure_rows(errors["figures"])
     rows = [
-        [name, *(rounded(of[key]) for key in ("precision", "recall", "f1")), f"{of['support']:,}"]
+        [name, *(score_text(of[key]) for key in ("precision", "recall", "f1")), f"{of['support']:,}"]
         for name, of in sorted(errors["by_class"].items(), key=lambda item: (item[1]["f1"], -item[1]["support"]))
         if of["support"]
     ]
     return ["label", "precision", "recall", "F1", "rows"], rows
 
 
-def unseen(errors: Mapping[str, Any]) -> list[str]:
+def labels_without_rows(errors: Mapping[str, Any]) -> list[str]:
     """List the labels that no row has."""
     return [name for name, of in (errors.get("by_class") or {}).items() if not of["support"]]
 
 
 def figure_rows(figures: Mapping[str, float], head: str = "score") -> Rows:
     """List figures that are not of classes."""
-    return [head, ""], [[titled(name), rounded(value)] for name, value in figures.items()]
+    return [head, ""], [[metric_title(name), score_text(value)] for name, value in figures.items()]
 
 
 def certainty_figures(calibration: Mapping[str, Any]) -> Rows:
@@ -289,14 +289,14 @@ def row_lines(found: Sequence[Mapping[str, Any]], other: str = "answer") -> list
         sides = []
         for name in ("label", other):
             p = each.get(f"{name}_probability")
-            sides.append(f"{name} {in_words(each[name])}" + ("" if p is None else f" (p {p_value(p)})"))
+            sides.append(f"{name} {answer_text(each[name])}" + ("" if p is None else f" (p {p_value(p)})"))
         if each.get("label_probability") is None:
-            sides.append(f"loss {rounded(each['loss'])}")
+            sides.append(f"loss {score_text(each['loss'])}")
         lines.append((f"{each['row']}: {', '.join(sides)}", each.get("text", "")))
     return lines
 
 
-def in_words(value: Any) -> str:
+def answer_text(value: Any) -> str:
     """Show an answer or a label in a cell; several are told one by one."""
     return (", ".join(map(str, value)) or "-") if isinstance(value, list) else str(value)
 
@@ -333,8 +333,8 @@ def write_confusion(confusion: Confusion, title: str, folder: Path) -> list[str]
         return [FILES[0]]
     from edgepeft.common import plotting
 
-    with plotting.styled():
-        figure, axes = plotting.one(*confusion_inches(names))
+    with plotting.plot_style():
+        figure, axes = plotting.new_figure(*confusion_inches(names))
         plot_confusion(axes, names, counts)
         plotting.title(axes, title, f"{sum(map(sum, counts)):,} rows")
         plotting.save(figure, folder, Path(FILES[1]).stem)

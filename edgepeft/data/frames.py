@@ -16,7 +16,7 @@ import numpy as np
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.resources import json_at
 from edgepeft.data.containers import ROW_BYTES, Record, Room, distinct
-from edgepeft.data.labels import class_names, named_classes, shown
+from edgepeft.data.labels import class_names, named_classes, quote
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"
@@ -187,7 +187,7 @@ class Records:
             if isinstance(row, Mapping):
                 yield number, {str(name): _plain(value) for name, value in row.items()}
             else:
-                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
+                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {quote(row)}.")
 
 
 def _missing(value: Any) -> bool:

@@ -66,18 +66,18 @@ LabelReader = Callable[[Any, str], str]
 def label_text(value: Any, where: str, what: str = "label") -> str:
     """Return the text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float | Decimal):
-        raise DataError(f"{where}: the {what} must be a text or a number; found {shown(value)}.")
+        raise DataError(f"{where}: the {what} must be a text or a number; found {quote(value)}.")
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise DataError(
             f"{where}: the {what} is {value}, which stands for a missing one; fill it in or leave the row out."
         )
     label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
     if not label or (not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label)):
-        raise DataError(f"{where}: the {what} is empty or not valid Unicode: {shown(value)}.")
+        raise DataError(f"{where}: the {what} is empty or not valid Unicode: {quote(value)}.")
     return label
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Show a value as JSON, cut if it is long."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -122,7 +122,7 @@ _OF_PYTHON = 1 << 18  # a list that Python parses takes some hundred times as mu
 _APART = re.compile(r"""['"]\s+['"]""")  # NumPy's ['a' 'b'], which Python reads as ['ab']
 
 
-def opened(cell: Any) -> Any:
+def parse_cell(cell: Any) -> Any:
     """Return the list or mapping that a cell is the text of; anything else as it is."""
     text = cell.strip() if isinstance(cell, str) and len(cell) <= _LONGEST else ""
     if (text[:1], text[-1:]) not in (("[", "]"), ("{", "}")):
@@ -136,7 +136,7 @@ def opened(cell: Any) -> Any:
     return cell
 
 
-def lowered(row: Mapping[str, Any]) -> dict[str, str]:
+def lower_names(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row's columns by their names in lower case."""
     return {str(name).strip().lower(): name for name in row}
 
@@ -151,7 +151,7 @@ def sole(path: object, names: Sequence[str], what: str, option: str) -> str | No
 def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Return the candidates of a file's row; none if it has no such column."""
     if CANDIDATES in record:
-        return distinct_candidates(opened(record[CANDIDATES]), where)
+        return distinct_candidates(parse_cell(record[CANDIDATES]), where)
     names = _numbered(record)
     if len(kinds := {match[1] for name in names if (match := NUMBERED.fullmatch(name))}) > 1:
         told = ", ".join(sorted(kinds))
@@ -177,12 +177,12 @@ def chosen_column(record: Mapping[str, Any], label: Any) -> Any:
 def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
     """Return a list of candidates after a check: at least two texts, all different."""
     if not isinstance(value, list | tuple):
-        raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
+        raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {quote(value)}.")
     for place, text in enumerate(value):
         if not isinstance(text, str) or not text.strip():
-            raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
+            raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {quote(text)}.")
         if text.strip() in (other.strip() for other in value[:place]):
-            raise UnreadableRow(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
+            raise UnreadableRow(f"{where}: the candidate {quote(text)} stands there twice; give each once.")
     if len(value) < 2:
         held = "one candidate" if value else "no candidate"
         raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
@@ -195,7 +195,7 @@ def by_convention(
     """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
-    known, found = lowered(record), dict[str, str]()
+    known, found = lower_names(record), dict[str, str]()
 
     def called(usual: Iterable[str]) -> list[str]:  # Text and text are two, of which one is to be named
         return [name for each in usual for name in record if str(name).strip().lower() == each]

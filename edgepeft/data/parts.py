@@ -35,11 +35,11 @@ from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.shapes import Shape, recognised_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
-from edgepeft.tasks.base import TaskType, requested_kind, stated
+from edgepeft.tasks.base import TaskType, kind_from_card, requested_kind
 
 PARTS = ("train", "eval", "test")
 
-Given = Source | float | None
+RowsOrShare = Source | float | None
 """A file or rows, or a share of the training rows; None is a tenth."""
 
 
@@ -65,9 +65,9 @@ class TaskData:
     @cached_property
     def task_kind(self) -> TaskType:
         """The kind of task, with these labels."""
-        chosen = {} if self.stride is None else {"stride": self.stride}
-        kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step, chosen=chosen)
-        return kind.seen(self.train).with_guarantee(self.guarantee, len(self.eval))
+        chosen, head = {} if self.stride is None else {"stride": self.stride}, "" if self.target is None else "text"
+        kind = kind_from_card(self.kind, self.labels, head, step=self.step, chosen=chosen)
+        return kind.bind_rows(self.train).with_guarantee(self.guarantee, len(self.eval))
 
     @property
     def pairs(self) -> bool:
@@ -98,7 +98,7 @@ class TaskData:
         return digest.hexdigest()
 
 
-def given_rows(option: str, given: Rows | float | None) -> Given:
+def rows_or_share(option: str, given: Rows | float | None) -> RowsOrShare:
     """Return rows, or a share to hold out: what reads as a number or a percentage, and is no file."""
     if given is None:
         return None
@@ -112,8 +112,8 @@ def given_rows(option: str, given: Rows | float | None) -> Given:
 
 def load_data(
     train: Source,
-    eval: Given = None,
-    test: Given = None,
+    eval: RowsOrShare = None,
+    test: RowsOrShare = None,
     columns: Columns = SENTENCES,
     *,
     kind: str | None = None,
@@ -140,7 +140,7 @@ def load_data(
     problems = {name: BadRows(path) for name, path in given.items()}
     parts = {name: tuple(read_rows(path, labels=True, bad=problems[name], **reads)) for name, path in given.items()}
     for name, bad in problems.items():
-        bad.settle(skip=skip_bad, some=bool(parts[name]))
+        bad.raise_or_warn(skip=skip_bad, some=bool(parts[name]))
     if kind is None and of.one_label and not labels:
         require_names(train, "label", [row.label for row in parts["--data"]])  # of all rows; shapes see the first ones
     digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
@@ -175,19 +175,19 @@ def task_data(
     """Part rows in memory likewise; a number is a share of ``train`` to hold out, None a tenth."""
     asked = requested_kind(kind)
     seen = labels if partial and labels else asked.labels_of(train)
-    known = asked(labels or seen).seen(train)
+    known = asked(labels or seen).bind_rows(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     for rows in given:
         _check(rows, train[0], known, of_head=bool(labels))
     every = [row for rows in given for row in rows]
     empty = [row.where for row in every if row.fields is None and not (row.sentence1 + (row.sentence2 or "")).strip()]
     if empty:
-        warnings.warn(f"{len(empty):,} of {len(every):,} rows have no text: {_first(empty)}.", stacklevel=2)
+        warnings.warn(f"{len(empty):,} of {len(every):,} rows have no text: {_first_three(empty)}.", stacklevel=2)
     if known.one_label:
         _note_conflicts(every)
     left = tuple(train)
-    left, tested = held_out(left, test, "test", len(train), known)
-    left, chosen = held_out(left, eval, "eval", len(train), known)
+    left, tested = hold_out(left, test, "test", len(train), known)
+    left, chosen = hold_out(left, eval, "eval", len(train), known)
     kept = Part(left, f"{len(left)} rows of {file_name(train)}")
     if (n := few_shot) is not None:
         strata = known.strata(left)
@@ -196,11 +196,11 @@ def task_data(
             raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
         if n > len(left):
             raise UsageError(f"--few-shot {n} is more than the {len(left)} rows of {left[0].file} that can train.")
-        taken, _ = part(left, n, f"few-shot {seed}", strata=strata, least=1)
+        taken, _ = split_rows(left, n, f"few-shot {seed}", strata=strata, least=1)
         kept = Part(taken, f"{n} of {len(left)} rows of {file_name(left)} (stratified, seed {seed})")
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
     split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
-    split += _shared({name: source.rows for name, source in sources.items()}, note=few_shot is None)
+    split += _overlap({name: source.rows for name, source in sources.items()}, note=few_shot is None)
     return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
@@ -214,7 +214,7 @@ class Part(NamedTuple):
     origin: str
 
 
-def held_out(
+def hold_out(
     rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: TaskType
 ) -> tuple[tuple[Row, ...], Part]:
     """Return what is left to train on, and the part called ``name``: as given, or the asked share of all rows."""
@@ -223,7 +223,7 @@ def held_out(
     if given is not None and not 0 < given < 1:
         raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
     n = max(1, round((given or HELD_OUT) * n_all))
-    taken, left = part(rows, n, f"held out: {name}", strata=kind.strata(rows), spare=1)
+    taken, left = split_rows(rows, n, f"held out: {name}", strata=kind.strata(rows), spare=1)
     if given is not None and len(taken) < n:
         raise UsageError(
             f"--{name} {given:g} of {n_all} rows is {n}, and {len(taken)} can be held out: a row of every label stays "
@@ -243,7 +243,7 @@ def file_name(rows: Sequence[Row]) -> str:
     return Path(rows[0].file).name
 
 
-def part(
+def split_rows(
     rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str], least: int = 0, spare: int = 0
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's), at least ``least`` and so
@@ -309,15 +309,15 @@ def _note_conflicts(rows: Sequence[Row]) -> None:
     if found:
         texts = "text stands" if len(found) == 1 else "texts stand"
         each = [f"{first[key].where} has {first[key].label!r}, {row.where} {row.label!r}" for key, row in found.items()]
-        warnings.warn(f"{len(found):,} {texts} with different labels: {_first(each)}.", stacklevel=3)
+        warnings.warn(f"{len(found):,} {texts} with different labels: {_first_three(each)}.", stacklevel=3)
 
 
-def _first(told: Sequence[str]) -> str:
+def _first_three(told: Sequence[str]) -> str:
     """Name three of them, and count the others."""
     return "; ".join([*told[:3], *([f"and {len(told) - 3:,} more"] if len(told) > 3 else [])])
 
 
-def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
+def _overlap(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
     """Say for ``split`` how many rows, and texts with another label, stand in two parts; a ``note`` names rows."""
     rows = {name: [(row_digest(row), row) for row in part] for name, part in parts.items()}
     texts = {name: [row_digest(row._replace(label=None)) for row in part] for name, part in parts.items()}
@@ -329,7 +329,7 @@ def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
             copies.append(f"{n} of {other} in {one}")
             if note:
                 stand = f"row of {other} stands" if n == 1 else f"rows of {other} stand"
-                warnings.warn(f"{n:,} {stand} in {one} too: {_first(told)}.", stacklevel=3)
+                warnings.warn(f"{n:,} {stand} in {one} too: {_first_three(told)}.", stacklevel=3)
         known = {*texts[one]}
         if (more := sum(digest in known for digest in texts[other]) - n) > 0:
             unlike.append(f"{more} of {other} in {one}")
@@ -356,7 +356,7 @@ class BadRows:
             if len(lines := self._lines.setdefault(what, [])) < _NAMED:
                 lines.append(line)
 
-    def settle(self, *, skip: bool, some: bool) -> None:
+    def raise_or_warn(self, *, skip: bool, some: bool) -> None:
         """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
         if not self._n:
             return
@@ -379,22 +379,22 @@ class BadRows:
         return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
 
 
-TOLD = ("kind", "source", "target")  # options that a shape says
-_SAY = (*TOLD, "regression", "format")
+SHAPE_OPTIONS = ("kind", "source", "target")  # options that a shape says
+_KIND_OPTIONS = (*SHAPE_OPTIONS, "regression", "format")
 
 O = TypeVar("O", bound=LearningOptions)  # noqa: E741
 
 
-def told(options: O) -> O:
+def complete_from_rows(options: O) -> O:
     """Complete the options by what the shape of their rows tells, if none of them says what the rows are."""
-    if any(getattr(options, name, None) for name in _SAY):
+    if any(getattr(options, name, None) for name in _KIND_OPTIONS):
         return options
     rows = held(source_of(options.data))
-    shape = shape_in(rows, Columns.of(options))
-    known = [name for name in TOLD if shape is not None and name in type(options).model_fields]
+    shape = detect_shape(rows, Columns.of(options))
+    known = [name for name in SHAPE_OPTIONS if shape is not None and name in type(options).model_fields]
     return options.model_copy(update={"data": rows, **{name: getattr(shape, name) for name in known}})
 
 
-def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
+def detect_shape(train: Source, columns: Columns = SENTENCES) -> Shape | None:
     """Tell the shape of training rows by the first ones."""
     return recognised_shape(train, head_of(splits_of(train, columns.answer).get("train", train)), columns[:3])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from edgepeft.common.errors import DataError, UnknownName, UsageError, named
+from edgepeft.common.errors import DataError, UnknownName, UsageError, look_up
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
@@ -143,7 +143,7 @@ def pattern(text: str) -> Pattern:
         raise UsageError(f"{text!r} has a field without a name, or one with a !; a field is {{column}}.")
     for part in parts:
         if part.cleaning and part.cleaning != JOINED:
-            named("cleaning of a field", part.cleaning, CLEANINGS)
+            look_up("cleaning of a field", part.cleaning, CLEANINGS)
     if not any(part.field for part in parts):
         raise UsageError(f"{text!r} has no field, so all rows would read alike; a field is {{column}}.")
     return Pattern(text, parts)

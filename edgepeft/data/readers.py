@@ -40,7 +40,7 @@ from edgepeft.data.containers import (
     table_in,
 )
 from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
-from edgepeft.data.labels import HEAD, LABELS, STDIN, shown
+from edgepeft.data.labels import HEAD, LABELS, STDIN, quote
 
 if TYPE_CHECKING:
     import io
@@ -151,7 +151,7 @@ def source_of(rows: Rows) -> Source:
     if isinstance(rows, str | os.PathLike):
         return Path(rows)
     if not isinstance(rows, Iterable):
-        raise UsageError(f"rows are a file's path, dictionaries or a DataFrame; found {shown(rows)}.")
+        raise UsageError(f"rows are a file's path, dictionaries or a DataFrame; found {quote(rows)}.")
     if isinstance(rows, Mapping):
         raise UsageError(
             f"rows are a file's path, dictionaries or a DataFrame; found one mapping of {', '.join(map(str, rows))}. "
@@ -180,7 +180,7 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
 
 
 def _object(record: Any, where: str) -> dict[str, Any] | DataError:
-    return record if isinstance(record, dict) else DataError(f"{where}: expected a JSON object; found {shown(record)}.")
+    return record if isinstance(record, dict) else DataError(f"{where}: expected a JSON object; found {quote(record)}.")
 
 
 def _read_json(path: Path) -> Iterator[Record]:

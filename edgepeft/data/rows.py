@@ -35,8 +35,8 @@ from edgepeft.data.labels import (
     label_text,
     names_beside,
     number_of,
-    opened,
-    shown,
+    parse_cell,
+    quote,
 )
 from edgepeft.data.odd_columns import odd_columns
 from edgepeft.data.pattern import Pattern, nearest
@@ -84,7 +84,7 @@ class Columns(NamedTuple):
         """Divide a label that is a text by the separator, if there is one."""
         if self.separator is None or not isinstance(value, str):
             return value
-        if isinstance(found := opened(value), list):  # as pandas and JSON write it
+        if isinstance(found := parse_cell(value), list):  # as pandas and JSON write it
             return found
         return [part.strip() for part in value.split(self.separator)] if value.strip() else []
 
@@ -266,8 +266,8 @@ class _RowReader:
         try:
             shaped = dict(found if self._shape is None else self._shape.read(found))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
-            told = "" if self._shape is None else self._shape.told
-            raise DataError(f"{where}: no row of {told}, as the first ones are; found {shown(found)}.") from error
+            told = "" if self._shape is None else self._shape.description
+            raise DataError(f"{where}: no row of {told}, as the first ones are; found {quote(found)}.") from error
         if not self.columns.passages:
             return shaped
         usual = {FIRST: "question", SECOND: "context"} | ({LABEL: "answers"} if self._labels else {})
@@ -288,9 +288,9 @@ class _RowReader:
         words = record.get("words")
         of_text = words is None and "text" in record
         if not of_text and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-            raise DataError(f"{where}: words are a list of texts; found {shown(words)}.")
+            raise DataError(f"{where}: words are a list of texts; found {quote(words)}.")
         if any(not word.strip() for word in words or ()):
-            raise DataError(f"{where}: a word is empty or blank: {shown(words)}; leave it and its tag out.")
+            raise DataError(f"{where}: a word is empty or blank: {quote(words)}; leave it and its tag out.")
         from edgepeft.data.words import Words
 
         found = {**record, columns.names[0]: record["text"] if words is None else Words(words)}
@@ -317,7 +317,7 @@ class _RowReader:
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:
                 odd = [(n, v) for n, v in found.items() if str(n).lower() in SCORES and number_of(v) is None]
-                remedies += [f"{n} holds {shown(v)}, which is no number: write it without a sign" for n, v in odd]
+                remedies += [f"{n} holds {quote(v)}, which is no number: write it without a sign" for n, v in odd]
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
@@ -355,7 +355,7 @@ class _RowReader:
         first, second = record[text_column], record.get(pair_column)
         for name, text in ((text_column, first), (pair_column, second)):
             if not isinstance(text, str) and not (name == pair_column and text is None):
-                raise DataError(f"{where}: {name} must be a text; found {shown(text)}.")
+                raise DataError(f"{where}: {name} must be a text; found {quote(text)}.")
         asked = record.get(label_column)
         asked = chosen_column(record, asked) if columns.candidates else columns.listed(asked)
         label = label_of(asked, where) if label_of else None
@@ -368,7 +368,7 @@ class _RowReader:
             raise DataError(f"{where}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
         value = record.get(column)
         if not isinstance(value, str | None):
-            raise DataError(f"{where}: {column}, the row's task, must be a text; found {shown(value)}.")
+            raise DataError(f"{where}: {column}, the row's task, must be a text; found {quote(value)}.")
         return (value or "").strip() or None
 
 
@@ -385,7 +385,7 @@ def _require_texts(text: str, spans: Any, where: str) -> None:
         if there != wanted:
             at = text.find(said)
             raise DataError(
-                f"{where}: the span {start} to {end} says {shown(said)}, and {shown(text[start:end])} stands there; "
+                f"{where}: the span {start} to {end} says {quote(said)}, and {quote(text[start:end])} stands there; "
                 f"{f'that stands at {at}' if at >= 0 else 'that stands nowhere in the text'}. Places count Python's "
                 "characters, of which an emoji is one: correct them."
             )

@@ -16,10 +16,10 @@ from edgepeft.data.labels import (
     NUMBERED,
     SCORES,
     TEXTS,
-    lowered,
+    lower_names,
     names_beside,
     number_of,
-    opened,
+    parse_cell,
     require_names,
     sole,
 )
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
     """How the rows of a file are read."""
 
     kind: str  # of task
-    told: str  # the columns, as they are read
+    description: str  # the columns, as they are read
     read: Callable[[Cells], Cells]  # a row -> the same by its usual names
     source: str | None = None  # pattern of columns, of a task that writes text
     target: str | None = None
@@ -54,15 +54,15 @@ def shape_of(path: object, head: Head, *, picked: bool = True) -> Shape | None:
 
     Unless a candidate is to be ``picked``, labels stay as they are.
     """
-    first = lowered(head[0] if head else {})
+    first = lower_names(head[0] if head else {})
     nested = []  # columns of texts that are lists or mappings
     for name in (name for lower, name in first.items() if lower in _NESTED):
         texts = [cell for row in head if (cell := row.get(name)) not in (None, "")]
-        if texts and all(isinstance(cell, str) and not isinstance(opened(cell), str) for cell in texts):
+        if texts and all(isinstance(cell, str) and not isinstance(parse_cell(cell), str) for cell in texts):
             nested.append(name)
 
     def whole(row: Cells) -> Cells:
-        return {**row, **{name: opened(row[name]) for name in nested if name in row}}
+        return {**row, **{name: parse_cell(row[name]) for name in nested if name in row}}
 
     rows = [*map(whole, head)] if nested else head
     for known in SHAPES if head else ():
@@ -78,9 +78,9 @@ def recognised_shape(path: object, head: Head, columns: Sequence[str | None] = (
     """Tell the shape by a file's first rows, and say it; None if they do not tell, or options name the ``columns``."""
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:
-        warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
+        warnings.warn(f"{path}: rows of {shape.description}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    names = lowered(head[0] if head else {})
+    names = lower_names(head[0] if head else {})
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
     values = [row.get(label) for row in head]

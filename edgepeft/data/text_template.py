@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from edgepeft.common.errors import DataError, UsageError, named
+from edgepeft.common.errors import DataError, UsageError, look_up
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.pattern import Pattern, pattern
 from edgepeft.data.rows import SENTENCES, Columns
@@ -93,7 +93,7 @@ def text_template(
     wanted = None if kind is None else kind_named(kind if source is None and format is None else _OLDER.get(kind, kind))
     if wanted and not (wanted.one_label or wanted.writes) and (format is not None or target is not None):
         raise UsageError(f"--kind {kind}: here labels or text are written; leave it out, or --format and --target.")
-    found = None if format is None else named("format", format, FORMATS)
+    found = None if format is None else look_up("format", format, FORMATS)
     if found is not None:
         if wanted and wanted.one_label and not found.names:
             raise UsageError(f"--kind {kind}: the answers of {found.name} are no labels, but text; leave --kind out.")

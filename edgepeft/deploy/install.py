@@ -27,13 +27,13 @@ from edgepeft.bundle.manifest import (
     check_file,
     model_card,
 )
-from edgepeft.bundle.versions import VERSIONS, Content, content_of, drop_versions, hashes, keep, put, settle
+from edgepeft.bundle.versions import VERSIONS, Content, content_of, drop_versions, hashes, keep, settle, write_task_file
 from edgepeft.common.atomic import drop_unfinished, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS, check_new_name, check_task_name
-from edgepeft.deploy.verify import DataCheck, TextCheck, accepted, read_check, replay, require_passed
+from edgepeft.deploy.verify import DataCheck, TextCheck, read_check, replay, require_passed, widen_tolerance
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows
@@ -91,7 +91,7 @@ def prepare_task(
         result, depth = _replay_text(bundle, delta, check, where, allowed), 0
     result = result.model_copy(update={"reference": reference})
     if accept_error:
-        result = accepted(result)
+        result = widen_tolerance(result)
     require_passed(name, result)
     checkpoint, outputs = bundle.checkpoint, (without_prefix(output.name) for output in delta.graph.output)
     replaced = [checkpoint.parts(tensor)[0] for what, tensor in outputs if what == "override"]
@@ -144,7 +144,7 @@ def _opened(bundle: Bundle, model: onnx.ModelProto) -> ort.InferenceSession:
 
 def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
     from edgepeft.runtime.generation import TextSession, TextState
-    from edgepeft.runtime.weights import TaskSession
+    from edgepeft.runtime.session_pool import TaskSession
 
     architecture = bundle.architecture
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
@@ -218,7 +218,7 @@ def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Man
             _warn_of_lost_promise(task.name, before, task.entry)
         if before is None:
             for suffix, content in task.content.items():
-                put(folder / f"{task.name}{suffix}", content)
+                write_task_file(folder / f"{task.name}{suffix}", content)
         elif hashes(before) == hashes(task.entry):
             entries[task.name] = task.entry.model_copy(update={"previous": before.previous})
         else:

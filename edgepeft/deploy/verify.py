@@ -40,7 +40,7 @@ from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.device.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
-from edgepeft.runtime.inputs import put
+from edgepeft.runtime.inputs import write_rows
 from edgepeft.tasks._facts import Agreement, same_best
 from edgepeft.tasks.base import TaskType
 
@@ -72,7 +72,7 @@ def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
     mask, of_first = inputs["attention_mask"], parts[0][1].shape
     logits = np.zeros((*mask.shape[: len(of_first) - 1], of_first[-1]), np.float32)
     for rows, part in parts:
-        put(logits, rows, part)
+        write_rows(logits, rows, part)
     return logits if logits.ndim == 2 else logits * (mask != 0)[..., None]
 
 
@@ -158,7 +158,7 @@ def require_passed(task: str, result: Verification) -> None:
         if close and text.kl <= result.kl_tolerance:
             return
         raise VerificationFailed(
-            f"task {task}: with quantised weights its text is not {REFERENCES[result.reference]}'s: {text.told} "
+            f"task {task}: with quantised weights its text is not {REFERENCES[result.reference]}'s: {text.description} "
             f"(allowed: {result.kl_tolerance:.2g} nats). Export it in more bits (--weights int8 or fp32), or have "
             "export, add or merge take it as it is (--accept-error)."
         )
@@ -178,7 +178,7 @@ def require_passed(task: str, result: Verification) -> None:
     )
 
 
-def accepted(result: Verification) -> Verification:
+def widen_tolerance(result: Verification) -> Verification:
     """Allow a result to be as far from its reference as it is; logits that are held to a tolerance stay so."""
     if result.tolerance is not None:
         return result

@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
-from edgepeft.common.messages import in_words, mistake
+from edgepeft.common.messages import mistake, mistakes_text
 from edgepeft.common.operators import GraphKind
 from edgepeft.common.resources import data_folder, read_toml
 from edgepeft.device.cgroups import ROOT
@@ -326,7 +326,7 @@ def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
         try:
             memory = MemoryFigure.model_validate({**own.model_dump(), "value": size, "unit": unit})
         except ValidationError as error:
-            raise UsageError(f"--set memory={value}: {in_words(error)}.") from error
+            raise UsageError(f"--set memory={value}: {mistakes_text(error)}.") from error
         profile = profile.model_copy(update={"memory": memory})
     return profile
 

@@ -15,7 +15,7 @@ from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, places
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, hub_name_of, task_table
 from edgepeft.bundle.versions import hashes
 from edgepeft.common.atomic import drop_unfinished, replacing
-from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, named, requiring
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, look_up, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
@@ -92,7 +92,7 @@ def withdraw(
     with _opened(repository, keys, days) as (found, _):
         before = published_in(repository, keys, channel)
         for task in tasks:
-            named(f"task of the channel {channel}", task, before.manifest.tasks)
+            look_up(f"task of the channel {channel}", task, before.manifest.tasks)
         out = {f"{TASKS_FOLDER}/{task}{suffix}" for task in tasks for suffix in SUFFIXES}
         return _put(found, channel, {p: t for p, t in before.targets.items() if p not in out}, before, False)
 

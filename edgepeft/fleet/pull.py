@@ -189,7 +189,7 @@ class _Pull:
         for task, entry in manifest.tasks.items():
             if task not in own:
                 with self.stage(f"{task}: replaying its check"):
-                    taken[task] = replayed(bundle, task, entry, read_version(entry, files))
+                    taken[task] = replay_task(bundle, task, entry, read_version(entry, files))
         commit_tasks(bundle, [*taken.values(), *(self._along(bundle, task, entry) for task, entry in own.items())])
         return list(taken)
 
@@ -197,7 +197,7 @@ class _Pull:
         """A task of this board's own, over the new backbone."""
         with self.stage(f"{task}, of this board: replaying its check"):
             try:
-                return replayed(bundle, task, entry, content_of(self.folder / TASKS_FOLDER, task, entry))
+                return replay_task(bundle, task, entry, content_of(self.folder / TASKS_FOLDER, task, entry))
             except EdgepeftError as error:
                 raise UsageError(
                     f"the channel has another backbone, and {task}, which is this board's own, cannot come along: "
@@ -215,7 +215,7 @@ class _Pull:
         for task, entry in entries.items():
             with self.stage(f"{task}: replaying its check"):
                 try:
-                    prepared[task] = replayed(bundle, task, entry, read_version(entry, files))
+                    prepared[task] = replay_task(bundle, task, entry, read_version(entry, files))
                 except EdgepeftError as error:
                     refused[task] = state.refused[self.offered[task]] = str(error)
         state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}
@@ -291,7 +291,7 @@ def _copy(source: Path, place: Path) -> None:
             shutil.copyfile(path, place / path.name)
 
 
-def replayed(bundle: Bundle, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> PreparedTask:
+def replay_task(bundle: Bundle, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> PreparedTask:
     """A task from elsewhere, ``content`` by suffix, held to what its publisher states, and replayed; writes nothing."""
     graph, check, weights = content[GRAPH], content[CHECK], content.get(WEIGHTS)
     assert isinstance(graph, bytes) and isinstance(check, bytes) and not isinstance(weights, bytes)

@@ -30,8 +30,8 @@ from tuf.ngclient import Updater, UpdaterConfig
 
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.bundle.manifest import FileHash
-from edgepeft.common.atomic import synced, write_atomically, write_json
-from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError, VerificationFailed, named
+from edgepeft.common.atomic import wait_for_disk, write_atomically, write_json
+from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError, VerificationFailed, look_up
 from edgepeft.common.resources import bytes_at, cache_folder, private_folder
 from edgepeft.fleet.fetcher import HUB, Fetcher, HubFetcher, address_of
 from edgepeft.fleet.repository import METADATA, TARGETS, Published, check_channel
@@ -77,10 +77,10 @@ class Remote:
         with self._said():
             self._updater.refresh()
             for path in (self._trusted / _HISTORY).iterdir():
-                synced(path)  # the updater leaves that to the system, and without a root nothing is trusted
+                wait_for_disk(path)  # the updater leaves that to the system, and without a root nothing is trusted
             top = Metadata[Targets].from_file(str(self._trusted / "targets.json")).signed
             channels = (top.delegations.roles or {}) if top.delegations is not None else {}
-            named(f"channel of {self.address}", self.channel, channels)
+            look_up(f"channel of {self.address}", self.channel, channels)
             self._updater.get_targetinfo(f"{self.channel}/{BACKBONE_FILE}")
             # The updater has just verified the file that it keeps, and lists targets by name only.
             own = Metadata[Targets].from_file(str(self._trusted / f"{self.channel}.json")).signed

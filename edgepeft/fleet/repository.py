@@ -31,7 +31,7 @@ from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
 from edgepeft.bundle.manifest import Manifest, TaskEntry, TemplateEntry
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.resources import private_folder
 from edgepeft.common.task_name import GRAPH, check_task_names
 from edgepeft.deploy.signature import read_private_key
@@ -99,7 +99,7 @@ class Published:
             manifest = without_training(base.model_copy(update={"tasks": tasks, "templates": templates}))
         except ValidationError as error:
             raise BundleError(
-                f"channel {channel}: its manifest is not one this version knows: {in_words(error)}."
+                f"channel {channel}: its manifest is not one this version knows: {mistakes_text(error)}."
             ) from error
         except UsageError as error:
             raise BundleError(f"channel {channel}: {error}") from error

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.common.operators import OperatorClass, Work
-from edgepeft.graph.protos import attributes, external_tensors, followed, readers, reads, writers
+from edgepeft.graph.protos import attributes, external_tensors, readers, reads, trace_back, writers
 from edgepeft.graph.shapes import Spec, Walked
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
@@ -253,4 +253,4 @@ def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:
     for node in graph.node:
         if node.op_type in _MATRIX_PRODUCTS:
             for operand in node.input[:2]:
-                yield followed(operand, writer, _SAME)[-1]
+                yield trace_back(operand, writer, _SAME)[-1]

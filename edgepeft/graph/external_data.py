@@ -34,11 +34,11 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.emit import DTYPES, external_tensor
 from edgepeft.common.errors import BundleError
-from edgepeft.common.frozen_random import MAX_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
-from edgepeft.common.messages import in_words
+from edgepeft.common.frozen_random import MAX_ENTRIES, SEEDS, Fastfood, frozen_matrices, map_ahead
+from edgepeft.common.messages import mistakes_text
 from edgepeft.device.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
-from edgepeft.graph.names import GENERATED, of_loader, without_prefix
+from edgepeft.graph.names import GENERATED, loader_name, without_prefix
 from edgepeft.graph.protos import constant, external_tensors, place_of, properties
 
 RECIPE = "edgepeft.generated"
@@ -57,8 +57,8 @@ class Generator(BaseModel):
 
     generator: Literal["fastfood/1"]
     seed: int = Field(ge=0, lt=2**63)
-    vector: Annotated[str, AfterValidator(of_loader)]
-    scales: Annotated[str, AfterValidator(of_loader)]
+    vector: Annotated[str, AfterValidator(loader_name)]
+    scales: Annotated[str, AfterValidator(loader_name)]
     tensors: tuple[str, ...]
 
     def tensor(self, name: str, given: Mapping[str, Floats], checkpoint: Checkpoint) -> Floats:
@@ -116,7 +116,7 @@ def add_generated(
     def make(name: str) -> onnx.TensorProto:
         return numpy_helper.from_array(generator.tensor(name, given, checkpoint), bound[name])
 
-    model.graph.initializer.extend(ahead(make, wanted, thread_count()))  # last: nothing copies them again
+    model.graph.initializer.extend(map_ahead(make, wanted, thread_count()))  # last: nothing copies them again
 
 
 def generator_of(delta: onnx.ModelProto) -> Generator:
@@ -153,7 +153,7 @@ def _recipe_of(model: onnx.ModelProto, key: str, kind: type[_AnyRecipe]) -> _Any
         return kind.model_validate_json(properties(model).get(key, ""))
     except ValidationError as error:
         raise BundleError(
-            f"the delta graph's {key} is not a recipe that this version knows: {in_words(error)}."
+            f"the delta graph's {key} is not a recipe that this version knows: {mistakes_text(error)}."
         ) from error
 
 

@@ -22,15 +22,15 @@ _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
 def store_in_half(graph: onnx.GraphProto) -> None:
-    """Round matrices and overrides to float16; what lies outside of the graph is to be ``rounded`` by who writes it."""
-    names = halved(graph)
+    """Round matrices and overrides to float16; who writes tensors outside of it rounds them (``round_to_half``)."""
+    names = half_initializers(graph)
     for initializer in graph.initializer:
         if initializer.name in names:
             name = initializer.name
             if initializer.data_location == TensorProto.EXTERNAL:
                 initializer.name, initializer.data_type = name + STORED, TensorProto.FLOAT16
             else:
-                values = rounded(name, numpy_helper.to_array(initializer))
+                values = round_to_half(name, numpy_helper.to_array(initializer))
                 initializer.CopyFrom(numpy_helper.from_array(values, name + STORED))
             # Before its readers.
             graph.node.insert(0, helper.make_node("Cast", [name + STORED], [name], name=name, to=TensorProto.FLOAT))
@@ -49,7 +49,7 @@ def widen(graph: onnx.GraphProto) -> None:
             graph.node.remove(cast)
 
 
-def halved(graph: onnx.GraphProto) -> frozenset[str]:
+def half_initializers(graph: onnx.GraphProto) -> frozenset[str]:
     """The initializers that ``store_in_half`` rounds."""
     return frozenset(
         tensor.name
@@ -65,7 +65,7 @@ def is_half(graph: onnx.GraphProto) -> bool:
     return any(initializer.data_type == TensorProto.FLOAT16 for initializer in graph.initializer)
 
 
-def rounded(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
+def round_to_half(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
     """The values in half precision; refused where one does not fit."""
     largest = float(np.abs(values).max(initial=0))
     if not largest <= float(np.finfo(np.float16).max):  # a NaN is not, either

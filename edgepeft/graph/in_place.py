@@ -41,12 +41,12 @@ from edgepeft.graph.protos import (
     constant,
     copied,
     floats,
-    followed,
     integers,
-    matched,
+    match_chain,
     readers,
     reads,
     replace,
+    trace_back,
     use_contrib,
     writers,
 )
@@ -125,7 +125,7 @@ class OtherForm(Exception):
     """What a pass looks for is written in a form that it does not know."""
 
 
-class Attention(NamedTuple):
+class StoredAttention(NamedTuple):
     """A layer's attention, by the names of its values (N, heads e): what it reads before turning, and its result.
 
     ``turned`` are the scaled query and the key past that, (N, heads, e).
@@ -147,7 +147,7 @@ class Reader:
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph, self._writer, self._readers = graph, writers(graph), readers(graph)
 
-    def attention(self, layer: int) -> Attention:
+    def attention(self, layer: int) -> StoredAttention:
         """A layer's; ``OtherForm`` is raised where it is not what ``llama`` writes."""
         keys, values = caches(PRESENT, layer)
         new_key, new_value = (self.up(present, "Concat").input[1] for present in (keys, values))
@@ -166,7 +166,7 @@ class Reader:
             raise OtherForm
         k, g, e = heads
         scale = self.constant(scaled.input[1]).item()
-        return Attention(query, key, value, context, (k, g, e), scale, frequencies, (rows.input[0], turned))
+        return StoredAttention(query, key, value, context, (k, g, e), scale, frequencies, (rows.input[0], turned))
 
     def constant(self, name: str) -> NDArray[np.generic]:
         """What a constant holds."""
@@ -182,11 +182,11 @@ class Reader:
         if self.constant(swapped.input[1]).tolist() != [1, 0] or attributes(swapped).get("axis") != 2:
             raise OtherForm
         angles = self.up(kept.input[1], "Unsqueeze", "Concat", "Cos", "Mul")
-        return followed(kept.input[0], self._writer, {"Reshape"})[-1], angles.input[1]
+        return trace_back(kept.input[0], self._writer, {"Reshape"})[-1], angles.input[1]
 
     def up(self, value: str, *operators: str) -> onnx.NodeProto:
         """The last of the nodes that give a value, each from its first input."""
-        if not (found := matched(value, self._writer, *operators)):
+        if not (found := match_chain(value, self._writer, *operators)):
             raise OtherForm
         return found[-1]
 
@@ -247,7 +247,7 @@ def hide_fronts(decoder: onnx.ModelProto) -> onnx.ModelProto | None:
     """Give a decoder's graph the input ``HIDDEN``; None where its attention has a form that is not known here."""
     model = copied(decoder)
     writer, n = writers(model.graph), n_layers(model.graph)
-    pairs = [matched(node.output[0], writer, "Softmax", "Add") for node in model.graph.node]
+    pairs = [match_chain(node.output[0], writer, "Softmax", "Add") for node in model.graph.node]
     sums = [pair[1] for pair in pairs if pair and not pair[1].name.startswith("delta/")]  # its nodes stay as they are
     itself = [node for node in sums if node.input[1] != CROSS_BIAS]
     biases = {node.input[1] for node in itself}

@@ -28,17 +28,17 @@ from edgepeft.graph.protos import (
     copied,
     either_way,
     floats,
-    matched,
-    put,
-    read_instead,
+    match_chain,
     replace,
+    replace_nodes,
+    replace_reads,
     values_read,
     writers,
 )
 
 Feeds = Mapping[str, NDArray[np.float32]]
 # The tensors to join along their first axis, and the name of the result.
-Made = Callable[[Sequence[TensorProto], str], TensorProto]
+JoinTensors = Callable[[Sequence[TensorProto], str], TensorProto]
 
 _ATTENTION = "GroupQueryAttention"
 _MAX_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read too, and grow with the rank
@@ -74,8 +74,8 @@ class _Attended:
         return found if one and len(found) == 3 else []
 
     def _value(self, rows: str) -> _Value | None:
-        reshape = matched(rows, self._writer, "Reshape")
-        shape = matched(reshape[0].input[1], self._writer, "Concat") if reshape else []
+        reshape = match_chain(rows, self._writer, "Reshape")
+        shape = match_chain(reshape[0].input[1], self._writer, "Concat") if reshape else []
         extents = constant(self._graph, shape[0].input[-1]) if shape else None
         if extents is None or self._readers[rows] > 1 or self._readers[reshape[0].input[0]] > 1:
             return None
@@ -171,7 +171,7 @@ class _SideBySide(Writer):
         attention.input[:3] = [rows, "", ""]
 
 
-def attended(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
+def attention_matrices(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
     """Names of each layer's matrices of queries, keys and values, where attention can read their products as one.
 
     ``graph`` is a bare one of ``in_place``.
@@ -186,7 +186,7 @@ def attended(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
-def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made: Made) -> None:
+def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], join: JoinTensors) -> None:
     """Rewrite the products with each group of stored matrices as one, where all are of one value.
 
     Attention, and what ``join_updates`` put side by side, reads the result as it stands; anything else reads a part.
@@ -203,7 +203,7 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made:
             continue
         parts = tuple(node.output[0] for node in found)
         sources = [[stored[node.input[i]] for node in unpacked] for i in range(2)]
-        tensors = [made(each, joined_name(tensor.name for tensor in each)) for each in sources]
+        tensors = [join(each, joined_name(tensor.name for tensor in each)) for each in sources]
         sizes = np.array([tensor.dims[0] for tensor in sources[0]], np.int64)
         graph.initializer.extend([*tensors, numpy_helper.from_array(sizes, f"{tensors[0].name}/sizes")])
         value, matrix = joined_name(parts), joined_name(node.output[0] for node in unpacked)
@@ -218,7 +218,7 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made:
             helper.make_node("Split", [value, f"{names[0]}/sizes"], parts, f"{value}/parts", axis=-1),
         ]
     if whole:
-        put(graph, new)
+        replace_nodes(graph, new)
         _read_whole(graph, whole)
         prune(graph)
 
@@ -234,5 +234,5 @@ def _read_whole(graph: onnx.GraphProto, whole: Mapping[tuple[str, ...], tuple[st
             parts = tuple(writer[name].input[0] for name in node.input[:3] if name in writer)
             if parts in whole:
                 sides.take(node, *whole[parts])
-    read_instead(graph, instead)
+    replace_reads(graph, instead)
     sides.add_to(graph)

@@ -22,7 +22,7 @@ from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract, all_used, gives_logits, standard, well_formed
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.protos import attributes, copied, integers, remade
-from edgepeft.graph.prune_last_layer import read_rows
+from edgepeft.graph.prune_last_layer import picked_rows_name
 
 ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how many of the batch are each slot's
 # Nodes of the backbone that may read a task's vector, and those whose result has the first axis of an operand.
@@ -149,7 +149,7 @@ class _Mixer:
             if value not in whole
         }
         tokens = [value for value, axis in self._axis.items() if axis is _Axis.TOKENS]
-        self._axis |= {read_rows(value): _Axis.ROWS for value in tokens}
+        self._axis |= {picked_rows_name(value): _Axis.ROWS for value in tokens}
         self._absolute = {sites[site] for site in (PackedIndex.ROW, PackedIndex.FIRST_TOKEN) if site in sites}
         self._by_row: set[str] = set()  # of ``parts``, those whose first axis is sure to count the slot's own
         self._split: set[str] = set()

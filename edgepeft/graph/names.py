@@ -22,8 +22,10 @@ _LOADERS = "generator/"
 _JOINED = "+"
 
 
-def named(kind: Literal["override", "weight", "generated", "drawn", "gradient", "dropout"], rest: str | int) -> str:
-    """An input or output of one of these kinds; the inverse of ``without_prefix``.
+def with_prefix(
+    kind: Literal["override", "weight", "generated", "drawn", "gradient", "dropout"], rest: str | int
+) -> str:
+    """Name an input or output of one of these kinds; the inverse of ``without_prefix``.
 
     override    the output that replaces a backbone tensor
     weight      the input that is bound to a backbone tensor, or to its override
@@ -35,13 +37,13 @@ def named(kind: Literal["override", "weight", "generated", "drawn", "gradient", 
     return f"{kind}:{rest}"
 
 
-def adapted(site: str) -> str:
-    """The output that replaces a site's value."""
+def adapted_name(site: str) -> str:
+    """Name the output that replaces a site's value."""
     return site + _ADAPTED
 
 
-def of_loader(parameter: str) -> str:
-    """The initializer with what generated tensors are computed of; no node reads it."""
+def loader_name(parameter: str) -> str:
+    """Name the initializer with what generated tensors are computed of; no node reads it."""
     return _LOADERS + parameter
 
 
@@ -50,7 +52,7 @@ def is_of_loader(initializer: str) -> bool:
     return initializer.startswith(_LOADERS)
 
 
-def of_labels(value: str) -> str:
+def labels_name(value: str) -> str:
     """What a delta graph calls the constant that a value of the labels, such as their tokens, is replaced by."""
     return f"labels/{value}"
 

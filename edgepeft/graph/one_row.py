@@ -31,11 +31,11 @@ from edgepeft.graph.protos import (
     constant,
     either_way,
     floats,
-    followed,
-    matched,
-    put,
-    read_instead,
+    match_chain,
     readers,
+    replace_nodes,
+    replace_reads,
+    trace_back,
     use_contrib,
     writers,
 )
@@ -69,26 +69,26 @@ class _Rewriter(Writer):
         self._instead: dict[str, str] = {PACKED_INDICES[PackedIndex.FIRST_TOKEN]: self._first}
         if (row := writer.get(PACKED_INDICES[PackedIndex.ROW])) is not None and row.op_type == "Div":
             self._instead[COLUMN] = self.op("Range", "zero", row.input[1], "one", output=INDEX)  # 0 to T
-            if shape := matched(row.input[1], writer, "Gather", "Shape"):
+            if shape := match_chain(row.input[1], writer, "Gather", "Shape"):
                 self._length = self.op("Shape", shape[1].input[0], start=1, end=2)
 
     def take(self, node: onnx.NodeProto) -> None:
         result, writer = node.output[0], self._writer
         if node.op_type == "Gather" and not any(attributes(node).values()):
-            if above := matched(node.input[0], writer, "Reshape"):
+            if above := match_chain(node.input[0], writer, "Reshape"):
                 self._gathered(node, *above)
-            elif COLUMN in followed(node.input[1], writer, ["Identity"]) and self._length:
+            elif COLUMN in trace_back(node.input[1], writer, ["Identity"]) and self._length:
                 self.op("Slice", node.input[0], self._first, self._length, self._first, output=result)
         elif node.op_type == "Add" and Role.ATTENTION_BIAS.value in node.input:
             scores = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
-            bias = matched(Role.ATTENTION_BIAS.value, writer, "Unsqueeze", "Where")
-            none = constant(self._graph, bias[1].input[1]) if bias and matched(scores, writer, "MatMul") else None
+            bias = match_chain(Role.ATTENTION_BIAS.value, writer, "Unsqueeze", "Where")
+            none = constant(self._graph, bias[1].input[1]) if bias and match_chain(scores, writer, "MatMul") else None
             if none is not None and not none.any():  # the packing's own: 0 for each token
                 self._instead[result] = scores
         elif result == Role.POOLED_MEAN.value:
-            if mean := matched(result, writer, "Div", "MatMul"):
+            if mean := match_chain(result, writer, "Div", "MatMul"):
                 self.op("ReduceMean", mean[1].input[1], self.ints(0), output=result)
-        elif result == STATES and (padded := matched(result, writer, "Mul", "Gather")):  # (T, d) -> (1, T, d)
+        elif result == STATES and (padded := match_chain(result, writer, "Mul", "Gather")):  # (T, d) -> (1, T, d)
             self.op("Unsqueeze", padded[1].input[0], self.ints(0), output=result)
 
     def _gathered(self, node: onnx.NodeProto, above: onnx.NodeProto) -> None:
@@ -107,7 +107,7 @@ class _Rewriter(Writer):
 
         ONNX Runtime's products take these two orders, and a factor, as they lie (``FusedMatMul``): nothing is copied.
         """
-        readers, scale = self._readers.get(result, []), matched(value, self._writer, "Mul")
+        readers, scale = self._readers.get(result, []), match_chain(value, self._writer, "Mul")
         keys = readers[0] if len(readers) == 1 and result not in self._outputs else None
         number = constant(self._graph, scale[0].input[1]) if scale else None
         heads, perm, factor = result, (1, 2, 0, 3), ""
@@ -128,16 +128,16 @@ class _Rewriter(Writer):
         return joined and len(targets) == len(readers) and value not in self._outputs
 
     def write(self) -> bool:
-        put(self._graph, self.nodes)
+        replace_nodes(self._graph, self.nodes)
         instead = {old: self._instead.get(new, new) for old, new in self._instead.items() if old not in self._outputs}
-        read_instead(self._graph, instead)
+        replace_reads(self._graph, instead)
         self._graph.initializer.extend(self.initializers.values())
         prune(self._graph)
         return bool(self.nodes)
 
 
 # Three tensors [d, d] side by side, under a name; None where there is no such copy.
-Made = Callable[[Sequence[TensorProto], str], TensorProto | None]
+TryJoin = Callable[[Sequence[TensorProto], str], TensorProto | None]
 
 # How ``for_one_row`` splits heads, (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), and merges them, -> (1, T, h, e).
 _SPLIT, _SPLIT_KEYS, _MERGED = [1, 2, 0, 3], [1, 2, 3, 0], [0, 2, 1, 3]
@@ -170,7 +170,7 @@ def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
 
     def product_of(value: str, perm: Sequence[int]) -> tuple[IntegerProduct, str, list[int]] | None:
         """The product whose sum with a stored bias is split so, the bias, and the shape of the split heads."""
-        split = matched(value, writer, "Transpose", "Reshape", "Add")
+        split = match_chain(value, writer, "Transpose", "Reshape", "Add")
         if not split or list(attributes(split[0])["perm"]) != list(perm):
             return None
         target = constant(graph, split[1].input[1])
@@ -179,7 +179,7 @@ def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
         return found[0] if found and len(shape) == 4 and found[0][0].rounded is not None else None
 
     for node in graph.node:
-        chain = matched(node.output[0], writer, "Reshape", "Transpose", "MatMul", "Softmax", "MatMul", "Mul")
+        chain = match_chain(node.output[0], writer, "Reshape", "Transpose", "MatMul", "Softmax", "MatMul", "Mul")
         if not chain or list(attributes(chain[1])["perm"]) != _MERGED or attributes(chain[3]).get("axis", -1) != -1:
             continue
         _, _, weighted, _, scores, scaled = chain
@@ -194,28 +194,28 @@ def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
-def fuse_attention(model: onnx.ModelProto, made: Made) -> None:
+def fuse_attention(model: onnx.ModelProto, join: TryJoin) -> None:
     """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices."""
-    if (add := _fused(model, [*_fusible(model.graph)], made)).nodes:
-        put(model.graph, add.nodes)
+    if (add := _fused(model, [*_fusible(model.graph)], join)).nodes:
+        replace_nodes(model.graph, add.nodes)
         model.graph.initializer.extend(add.initializers.values())
         prune(model.graph)
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], mutates=True)
-def add_fused_attention(model: onnx.ModelProto, row: onnx.ModelProto, made: Made) -> None:
+def add_fused_attention(model: onnx.ModelProto, row: onnx.ModelProto, join: TryJoin) -> None:
     """Have ``model`` give what that makes of ``row``, a graph of ``for_one_row`` with the same values, as outputs."""
     found = [each._replace(context=f"cache/{each.context}") for each in _fusible(row.graph)]
-    _fused(model, found, made).add_to(model.graph)
+    _fused(model, found, join).add_to(model.graph)
     written = {name for node in model.graph.node for name in node.output}
     model.graph.output.extend(floats(each.context, None) for each in found if each.context in written)
 
 
-def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> Writer:
+def _fused(model: onnx.ModelProto, found: Sequence[_Attended], join: TryJoin) -> Writer:
     """The operators; the model is given the matrices that they read."""
     add, stored = Writer("fused."), {each.name: each for each in model.graph.initializer}
     of = {each: tuple(product.matrix for product in each.products) for each in found}
-    joined = {names: made([stored[name] for name in names], joined_name(names)) for names in dict.fromkeys(of.values())}
+    joined = {names: join([stored[name] for name in names], joined_name(names)) for names in dict.fromkeys(of.values())}
     # Layers may share theirs.
     model.graph.initializer.extend(matrix for matrix in joined.values() if matrix is not None)
     for each in found:

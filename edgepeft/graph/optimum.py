@@ -34,7 +34,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract, all_used, standard, weights_outside, well_formed
 from edgepeft.graph.cut import above, below, prune, rename_values
 from edgepeft.graph.in_place import OtherForm, Reader, n_layers
-from edgepeft.graph.names import STATES, adapted
+from edgepeft.graph.names import STATES, adapted_name
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, integers, replace, set_aside, writers
 
 INPUT_IDS, MASK, PLACES = "input_ids", "attention_mask", "position_ids"
@@ -99,7 +99,7 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
 
 def _encoded(encoder: onnx.ModelProto) -> str:
     """What attention to the encoder reads: its output, or what a delta makes of it."""
-    return adapted(_OUTPUT) if adapted(_OUTPUT) in writers(encoder.graph) else _OUTPUT
+    return adapted_name(_OUTPUT) if adapted_name(_OUTPUT) in writers(encoder.graph) else _OUTPUT
 
 
 def _prefixed(graph: onnx.GraphProto, prefix: str) -> Callable[[str], str]:

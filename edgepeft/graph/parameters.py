@@ -15,10 +15,10 @@ from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, all_used, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.names import of_labels, without_prefix
-from edgepeft.graph.protos import attributes, floats, matched, remade, values_read, writers
+from edgepeft.graph.names import labels_name, without_prefix
+from edgepeft.graph.protos import attributes, floats, match_chain, remade, values_read, writers
 
-_LABELS = f"delta/{of_labels('')}"
+_LABELS = f"delta/{labels_name('')}"
 Values = Mapping[str, NDArray[np.generic]]
 
 
@@ -65,7 +65,7 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
     new = helper.make_graph(kept, graph.name, graph.input, graph.output, rest)
     free: dict[tuple[str, int], str] = {}
     # The head's last ``Gemm(_, weight [outputs, d]) + bias [outputs]`` fits any number of outputs.
-    head = matched(new.output[0].name, writers(new), "Add", "Gemm") if len(new.output) == 1 else []
+    head = match_chain(new.output[0].name, writers(new), "Add", "Gemm") if len(new.output) == 1 else []
     if head and attributes(head[1]).get("transB") == 1:
         weight, bias, times = head[1].input[1], head[0].input[1], values_read(new)
         if {weight, bias} <= set(fed) and times[weight] + times[bias] == 2:

@@ -58,7 +58,7 @@ def replace(field: MutableSequence[M], items: Iterable[M]) -> None:
     field.extend(kept)
 
 
-def put(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Have nodes take the place of those that give the same values."""
     given = {name for node in nodes for name in node.output}
     replace(graph.node, [*(node for node in graph.node if given.isdisjoint(node.output)), *nodes])
@@ -118,7 +118,7 @@ def values_read(graph: onnx.GraphProto) -> Counter[str]:
     return found
 
 
-def matched(value: str, writer: Mapping[str, onnx.NodeProto], *operators: str) -> list[onnx.NodeProto]:
+def match_chain(value: str, writer: Mapping[str, onnx.NodeProto], *operators: str) -> list[onnx.NodeProto]:
     """Nodes of these operators that give a value, each the first input of the one before; [] where one differs."""
     found: list[onnx.NodeProto] = []
     for operator in operators:
@@ -148,7 +148,7 @@ def ancestors(values: Iterable[str], writer: Mapping[str, onnx.NodeProto], seen:
                 waiting += reads(writer[name])
 
 
-def followed(value: str, writer: Mapping[str, onnx.NodeProto], operators: Container[str]) -> list[str]:
+def trace_back(value: str, writer: Mapping[str, onnx.NodeProto], operators: Container[str]) -> list[str]:
     """The value, and those above it that ``operators`` made it of, each from its first input."""
     chain = [value]
     while value in writer and writer[value].op_type in operators:
@@ -157,7 +157,7 @@ def followed(value: str, writer: Mapping[str, onnx.NodeProto], operators: Contai
     return chain
 
 
-def read_instead(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
+def replace_reads(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
     """Have every node read what ``changed`` says in place of a value."""
     for node in graph.node:
         node.input[:] = [changed.get(name, name) for name in node.input]

@@ -22,7 +22,17 @@ from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
 from edgepeft.backbones.packing import ATTENTION, LAST, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import ancestors, attributes, constant, copied, matched, read_instead, reads, remade, writers
+from edgepeft.graph.protos import (
+    ancestors,
+    attributes,
+    constant,
+    copied,
+    match_chain,
+    reads,
+    remade,
+    replace_reads,
+    writers,
+)
 from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.splice import prompt_in
 
@@ -39,8 +49,8 @@ _AROUND_AN_INDEX = {"Add": 2, "Concat": 1, "Expand": 2, "Identity": 1, "Max": 1,
 _Part = tuple[list[onnx.NodeProto], list[str]]
 
 
-def read_rows(value: str) -> str:
-    """The name of a value's picked rows, [B, ...]."""
+def picked_rows_name(value: str) -> str:
+    """Name a value's picked rows, [B, ...]."""
     return f"read/{value}"
 
 
@@ -120,16 +130,16 @@ class _Mover:
         nodes, rows = part
         self._parts[node.output[0]] = nodes
         self._rows.update(rows)
-        inside = {*map(read_rows, rows), *self._targets, *(name for each in nodes for name in each.output)}
+        inside = {*map(picked_rows_name, rows), *self._targets, *(name for each in nodes for name in each.output)}
         self._whole.update(name for each in nodes for name in reads(each) if name not in inside)
 
     def write(self) -> None:
         """Put the parts in the place of the nodes whose rows they give."""
         if self._parts.keys().isdisjoint(self._picked.values()):
             return
-        read_instead(self.graph, {pick: read_rows(value) for pick, value in self._picked.items()})
+        replace_reads(self.graph, {pick: picked_rows_name(value) for pick, value in self._picked.items()})
         for value in sorted(self._rows - self._parts.keys()):
-            pick = _renamed(self._pick, {self._pick.input[0]: value}, read_rows(value))
+            pick = _renamed(self._pick, {self._pick.input[0]: value}, picked_rows_name(value))
             pick.name = pick.output[0]
             self.graph.node.append(pick)
         # Two products in integers round one value for both.
@@ -160,7 +170,7 @@ class _Mover:
         old, new = map(self._row, (node.input[0], node.output[0]))
         if old is None or new is None or math.prod(old) != math.prod(new):
             return None
-        return [self._reshape(read_rows(node.input[0]), new, node)], [node.input[0]]
+        return [self._reshape(picked_rows_name(node.input[0]), new, node)], [node.input[0]]
 
     def _in_integers(self, result: str) -> _Part:
         """A product of rounded rows; the rounding of all rows stays where others need it."""
@@ -170,7 +180,7 @@ class _Mover:
 
     def _attended(self, node: onnx.NodeProto) -> _Part | None:
         """What ``Packing.attend`` makes of its query: [T, h, e], merged from [B, h, S, e]."""
-        chain = matched(node.output[0], self._writer, *ATTENTION)
+        chain = match_chain(node.output[0], self._writer, *ATTENTION)
         if not chain:
             return None
         _, _, weighted, shares, masked, scores, split, flat = chain
@@ -181,7 +191,7 @@ class _Mover:
         if not row or not head:
             return None
         h, e = row[0] // head[0], head[0]
-        nodes = [self._reshape(read_rows(query), (h, 1, e), split)]  # (B, h, 1, e)
+        nodes = [self._reshape(picked_rows_name(query), (h, 1, e), split)]  # (B, h, 1, e)
         nodes += [_of_rows(each, each.input[:1]) for each in (scores, masked, shares, weighted)]
         nodes.append(self._reshape(nodes[-1].output[0], (h, e), node))  # (B, h, e)
         return nodes, [query]
@@ -196,13 +206,13 @@ class _Mover:
         """Rows of these extents, under the name of the rows of another node's result."""
         target = f"read/{'x'.join(map(str, row))}"
         self._targets[target] = helper.make_tensor(target, TensorProto.INT64, [1 + len(row)], [0, *row])
-        output = read_rows(like.output[0])
+        output = picked_rows_name(like.output[0])
         return helper.make_node("Reshape", [value, target], [output], name=like.name and f"{like.name}/read")
 
 
 def _of_rows(node: onnx.NodeProto, values: Iterable[str]) -> onnx.NodeProto:
     """The node that reads the rows of ``values`` and gives those of its result."""
-    return _renamed(node, {value: read_rows(value) for value in values}, read_rows(node.output[0]))
+    return _renamed(node, {value: picked_rows_name(value) for value in values}, picked_rows_name(node.output[0]))
 
 
 def _renamed(node: onnx.NodeProto, inputs: Mapping[str, str], output: str) -> onnx.NodeProto:

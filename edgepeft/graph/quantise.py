@@ -61,9 +61,9 @@ from edgepeft.graph.protos import (
     copied,
     either_way,
     external_tensors,
-    matched,
-    put,
+    match_chain,
     replace,
+    replace_nodes,
     use_contrib,
     values_read,
     writers,
@@ -193,7 +193,7 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
     originals = {name: tensor for tensor, of in forms.items() for name in (of.matrix, of.table, of.bytes)}
     writer = writers(graph)
     for node in graph.node:
-        lookup = matched(node.output[0], writer, "DequantizeLinear", "Gather")
+        lookup = match_chain(node.output[0], writer, "DequantizeLinear", "Gather")
         product = _integer_product(node.output[0], writer)
         if lookup and lookup[1].input[0] in originals:
             inputs = [originals[lookup[1].input[0]], lookup[1].input[1]]
@@ -224,7 +224,7 @@ def free_steps(graph: onnx.GraphProto, changed: Collection[str]) -> None:
             of_matrix = Quantised(matrix.removesuffix(Quantised("").matrix))
             new += [*_quantised_rows(x, _MIDDLE), *_product(x, of_matrix, y, _MIDDLE)]
     if new:
-        put(graph, new)
+        replace_nodes(graph, new)
         read = values_read(graph).keys() - stored.keys()
         graph.initializer.extend(each for each in _constants() if each.name in read)
 
@@ -281,7 +281,7 @@ def lower_integers(model: onnx.ModelProto) -> bool:
         add.op("Mul", of_unit, rows[x][1], output=y)
     if not add.nodes:
         return False
-    put(graph, add.nodes)
+    replace_nodes(graph, add.nodes)
     graph.initializer.extend(add.initializers.values())
     prune(graph)
     use_contrib(model)
@@ -289,11 +289,11 @@ def lower_integers(model: onnx.ModelProto) -> bool:
 
 
 def _integer_product(y: str, writer: Mapping[str, onnx.NodeProto]) -> IntegerProduct | None:
-    fixed = matched(y, writer, "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
+    fixed = match_chain(y, writer, "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
     if fixed and fixed[-1].input[1] == _UNIT_STEP:
         scaled, _, product, rounded = fixed
         return IntegerProduct(rounded.input[0], product.input[1], scaled.input[1], y, rounded.output[0])
-    by_row = matched(y, writer, "Mul", "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
+    by_row = match_chain(y, writer, "Mul", "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
     scale = writer.get(by_row[1].input[1]) if by_row else None
     if scale is None:
         return None
@@ -301,7 +301,7 @@ def _integer_product(y: str, writer: Mapping[str, onnx.NodeProto]) -> IntegerPro
     return IntegerProduct(rounded.input[0], product.input[1], scale.input[1], y, None)
 
 
-def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
+def dequantise_nodes(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
     """Nodes that make a quantised tensor's float32 values, under its own name; what is ``written`` is left out."""
     stored, whole, scale = Quantised(tensor), f"{tensor}:float", f"{tensor}:column"
     if checkpoint.tensors.keys() & {stored.packed, stored.bytes}:

@@ -36,7 +36,7 @@ class Spec(NamedTuple):
         return -(-n_bytes // 2) if self.kind == onnx.TensorProto.UINT4 else n_bytes  # NumPy has no half bytes
 
 
-def sized(
+def value_specs(
     model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]] = MappingProxyType({})
 ) -> dict[str, Spec]:
     """Every value's spec where the inputs' open dimensions have these sizes, by name; ``known`` inputs are given."""

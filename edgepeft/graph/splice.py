@@ -37,11 +37,11 @@ from edgepeft.graph.protos import (
     copied,
     either_way,
     properties,
-    read_instead,
     replace,
+    replace_reads,
     values_read,
 )
-from edgepeft.graph.quantise import dequantised, free_steps, restore
+from edgepeft.graph.quantise import dequantise_nodes, free_steps, restore
 
 _AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
 
@@ -138,7 +138,7 @@ def _joined(
     if prompt_length and any(value.name == _IDS for value in joined.graph.input):
         prepend_placeholders(joined.graph, prompt_length, placeholder)
     restore(joined.graph, changed)
-    read_instead(joined.graph, changed)
+    replace_reads(joined.graph, changed)
     bound = {i.name: _bound(i.name, bindings, changed) for i in part.graph.input}
     borrowed = list(dict.fromkeys(name for name in bound.values() if checkpoint.holds(name)))
     produced = {output.name for output in part.graph.output}
@@ -148,7 +148,7 @@ def _joined(
     graph = joined.graph
     written = {name for node in graph.node for name in node.output}
     smaller = [name for name in borrowed if name not in checkpoint.tensors]
-    graph.node.extend(node for name in smaller for node in dequantised(name, checkpoint, written))
+    graph.node.extend(node for name in smaller for node in dequantise_nodes(name, checkpoint, written))
     have = {initializer.name for initializer in graph.initializer}
     needed = (name for tensor in borrowed for name in checkpoint.parts(tensor) if name not in have)
     graph.initializer.extend(external_tensor(checkpoint.tensors[name]) for name in needed)
@@ -301,7 +301,7 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     fill = {_IDS: token_id, "attention_mask": 1}
     of_tokens = (value.name for value in graph.input if not value.name.startswith("decoder_"))
     longer = {name: f"prompted/{name}" for name in of_tokens}
-    read_instead(graph, longer)
+    replace_reads(graph, longer)
     add = Writer("prompted/")
     columns = add.constant(LENGTH, [length], np.int64)
     for name, new in longer.items():  # [batch, length] -> [batch, p + length]

@@ -13,7 +13,7 @@ from edgepeft.backbones.trie import Trie
 from edgepeft.common.errors import BundleError
 from edgepeft.common.frozen_random import normal
 from edgepeft.graph.contract import Contract, same_inputs, same_operators, values_stay, well_formed
-from edgepeft.graph.names import LOGITS, adapted, of_labels
+from edgepeft.graph.names import LOGITS, adapted_name, labels_name
 from edgepeft.graph.protos import copied, properties
 from edgepeft.tasks.base import TaskType
 
@@ -43,12 +43,12 @@ def with_labels(
             output.type.tensor_type.shape.dim[1].dim_value = kind.n_outputs
     if trie is not None:
         outputs = {output.name: output.type.tensor_type.shape.dim for output in model.graph.output}
-        values = {of_labels(name): value for name, value in {**trie.values, **trie.tables}.items()}
+        values = {labels_name(name): value for name, value in {**trie.values, **trie.tables}.items()}
         for initializer in model.graph.initializer:
             if initializer.name in values:
                 initializer.CopyFrom(numpy_helper.from_array(values[initializer.name], initializer.name))
         for name, value in trie.values.items():
-            for dim, extent in zip(outputs[adapted(name)], value.shape, strict=True):
+            for dim, extent in zip(outputs[adapted_name(name)], value.shape, strict=True):
                 dim.dim_value = extent
     card |= {"task": task, "kind": kind.name, "labels": kind.labels, "pairs": pairs, "metrics": {}, "training": {}}
     facts |= {"edgepeft.task": task, "edgepeft.card": json.dumps(card)}

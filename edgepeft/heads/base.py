@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.trie import Trie
-from edgepeft.common.errors import UsageError, named
+from edgepeft.common.errors import UsageError, look_up
 from edgepeft.common.registry import classes_of
 
 
@@ -78,4 +78,4 @@ def heads() -> dict[str, type[Head]]:
 
 def head_named(kind: str) -> type[Head]:
     """The head of that kind."""
-    return named("head", kind, heads())
+    return look_up("head", kind, heads())

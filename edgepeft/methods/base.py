@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import NO_HEAD, Architecture, Role, Site
-from edgepeft.common.errors import UnknownName, UsageError, named
+from edgepeft.common.errors import UnknownName, UsageError, look_up
 from edgepeft.common.registry import class_named, classes_of
 from edgepeft.heads.base import head_named
 
@@ -252,7 +252,7 @@ def methods() -> dict[str, type[Method]]:
 def method_named(name: str) -> type[Method]:
     """The method of that name."""
     found = class_named("edgepeft.methods", Method, name)
-    return named("PE method", name, methods()) if found is None else found
+    return look_up("PE method", name, methods()) if found is None else found
 
 
 def method_of(method: Method | str) -> Method:

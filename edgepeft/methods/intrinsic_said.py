@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.common.frozen_random import FASTFOOD, Fastfood, ahead, hadamard
+from edgepeft.common.frozen_random import FASTFOOD, Fastfood, hadamard, map_ahead
 from edgepeft.methods.base import Generator, Method, option, require
 
 _RADIX = 64  # H's bits are taken six at a time: products with a 64 x 64 matrix, for autograd and BLAS
@@ -70,7 +70,7 @@ class Projected(Generator):
     def _made(self) -> Iterator[_Table]:
         width = len(self.theta)
         projections = (Fastfood(self.seed, i, math.prod(shape), width) for i, shape in enumerate(self.shapes.values()))
-        for table in ahead(_Table, projections, torch.get_num_threads()):
+        for table in map_ahead(_Table, projections, torch.get_num_threads()):
             yield table.to(self.theta.device)
 
 

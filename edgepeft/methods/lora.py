@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Role, Site
-from edgepeft.common.errors import named
+from edgepeft.common.errors import look_up
 from edgepeft.methods.base import ChoosesRoles, CrossAttention, crossed, option, require
 from edgepeft.methods.bitfit import BitFit
 
@@ -102,7 +102,7 @@ class LoRA(RankedUpdates):
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         known = {**architecture.tensors, **architecture.pooler}
         for name in self.whole:
-            named(f"tensor of a {architecture.model_type}", name, known)
+            look_up(f"tensor of a {architecture.model_type}", name, known)
         biases: tuple[str, ...] = ()
         if self.bias == "all":
             biases = BitFit().overrides(architecture)

@@ -26,7 +26,7 @@ from pydantic import (
 from typer import Option
 
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.registry import names_of
 
 
@@ -41,7 +41,7 @@ class Options(BaseModel):
             try:
                 super().__init__(**given)
             except ValidationError as error:
-                raise UsageError(f"{in_words(error, type(self).__name__)}.") from None
+                raise UsageError(f"{mistakes_text(error, type(self).__name__)}.") from None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], verb: str) -> Self:

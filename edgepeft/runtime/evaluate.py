@@ -11,7 +11,7 @@ import numpy as np
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.by_class import Groups, chosen, headline, mislabelled, shown_row, worst_of, write_confusion
+from edgepeft.data.by_class import Groups, headline, mislabelled, shown_row, take, worst_of, write_confusion
 from edgepeft.data.readers import source_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import Columns, Row, read_rows
@@ -134,7 +134,7 @@ class _Asked:
         """Score all rows, each part, and questions."""
 
         def of(metric: str, places: Sequence[int]) -> float:
-            return kind.score(metric, *(chosen(values, places) for values in (targets, outputs)))
+            return kind.score(metric, *(take(values, places) for values in (targets, outputs)))
 
         def whether(place: int) -> bool:
             return of(self.right or metric, [place]) == 1
@@ -158,14 +158,14 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
     wrong = dict[int, Found]()  # the only rows that may be mislabelled
     for batch in batches:
-        kind = kind if done else kind.seen(batch)
+        kind = kind if done else kind.bind_rows(batch)
         name = kind.metric_or_default(asked.metric)
         for row in batch:
             if (odd := kind.unknown_label(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
         asked.groups.add(batch)
         answers = asked.runtime.predict(task, [row.readable for row in batch])
-        logits, wanted = kind.judged(answers, batch)
+        logits, wanted = kind.logits_and_targets(answers, batch)
         if kind.whole_batch:
             together += batch
         else:
@@ -180,7 +180,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
         asked.show(f"{task}: rows", done, None)
     known, given = np.concatenate(targets), np.concatenate(outputs)
     if together:
-        losses, answered = kind.losses(given, known).tolist(), kind.answered(together, known, given)
+        losses, answered = kind.losses(given, known).tolist(), kind.plain_answers(together, known, given)
         worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
     found = asked.scores(kind, name, known, given, worst)
     if not kept:

@@ -28,9 +28,9 @@ from edgepeft.graph.splice import placeholders_in
 from edgepeft.runtime.decoding import Decoding, Grammars, Guide, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, Beginnings, KvCache, places
-from edgepeft.runtime.prediction import no_number
+from edgepeft.runtime.prediction import non_finite_error
 from edgepeft.runtime.session import failing_as, return_free_memory
-from edgepeft.runtime.weights import TaskSession, ort_value
+from edgepeft.runtime.session_pool import TaskSession, ort_value
 
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
 _PASS_TEXTS = 256
@@ -252,7 +252,7 @@ class Generator:
         while rows:
             logits = state.step(ids, order)
             if not np.isfinite(logits).all():
-                raise no_number(task)
+                raise non_finite_error(task)
             for row, of_row in zip(rows, logits, strict=False):  # rows of several beams have no guide
                 if row.guide is not None:
                     row.guide.restrict(of_row)

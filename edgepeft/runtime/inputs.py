@@ -94,17 +94,17 @@ class ReadRows(NamedTuple):
         return [self.texts[end - n] for n, end in zip(self.per_row, accumulate(self.per_row), strict=True)]
 
 
-def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRows:
+def read_for_kind(kind: TaskType, texts: object, source: str | None = None) -> ReadRows:
     """Read rows as callers give them: as ``texts_of`` does, or as the kind of task asks."""
-    given = listed(texts)
-    if not kind.several:
+    given = as_list(texts)
+    if not kind.several_texts:
         return ReadRows(given, texts_of(given, source))
     found = [kind.token_rows(one, f"row {row}") for row, one in enumerate(given)]
     return ReadRows(given, [Text(*text) for of_row in found for text in of_row], [*map(len, found)])
 
 
-def listed(texts: object) -> list[Any]:
-    """Texts as callers give them, in a list; one alone is a list of one."""
+def as_list(texts: object) -> list[Any]:
+    """Put texts as callers give them in a list; one alone is a list of one."""
     if isinstance(texts, (str, Mapping)) or not isinstance(texts, Iterable):
         return [texts]
     return list(texts)
@@ -117,7 +117,7 @@ def texts_of(texts: object, source: str | None = None) -> list[Text]:
     """
     return [
         Text(one) if source is None and type(one) is str else _text(one, source, f"row {row}")
-        for row, one in enumerate(listed(texts))
+        for row, one in enumerate(as_list(texts))
     ]
 
 
@@ -147,7 +147,7 @@ class Tokenizing:
         self._tries: dict[tuple[str, ...], Trie] = {}
 
     def encoder(self) -> TextEncoder:
-        """The tokenizer itself."""
+        """Open the tokenizer, once."""
         with self._lock:
             self._encoder = self._encoder or self._bundle.encoder()
             return self._encoder
@@ -155,13 +155,13 @@ class Tokenizing:
     def tokens(self, texts: Sequence[Text], max_length: int, kind: TaskType, answers: int = 1) -> TokenBatch:
         """Tokenize texts for a kind of task, with so many ``answers`` each."""
         with self._lock:
-            batch = tokenized(self.encoder(), texts, max_length, kind)
+            batch = tokenize(self.encoder(), texts, max_length, kind)
             self.truncation.rows += batch.truncated * answers
             if batch.per_text:
                 self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)
         return batch
 
-    def whole(self, texts: object, max_length: int, source: str | None = None) -> tuple[list[Text], Inputs]:
+    def read_and_tokenize(self, texts: object, max_length: int, source: str | None = None) -> tuple[list[Text], Inputs]:
         """Read texts of which each is one row of tokens, cut at the maximal length, and tokenize them."""
         read = texts_of(texts, source)
         with self._lock:
@@ -171,7 +171,7 @@ class Tokenizing:
         return read, batch.inputs
 
     def leading(self, entry: TaskEntry) -> list[int]:
-        """The tokens of what stands before the first column in a task's source, special ones too."""
+        """Tokenize what stands before the first column in a task's source, with special tokens."""
         literal = "" if entry.source is None else pattern(entry.source).parts[0].literal
         if not literal:  # special ones alone are too few to save a run, and need no tokenizer, which takes memory
             return []
@@ -180,7 +180,7 @@ class Tokenizing:
         return ids
 
     def trie(self, entry: TaskEntry) -> Trie:
-        """A task's label words, which its decoder scores."""
+        """Make the trie of a task's label words, which its decoder scores."""
         from edgepeft.backbones.trie import trie_of
 
         words, decoder = entry.targets or entry.labels or (), self._bundle.architecture.decoder
@@ -191,14 +191,14 @@ class Tokenizing:
             return self._tries[words]
 
     def count(self, texts: Sequence[str], entry: TaskEntry) -> int:
-        """How many tokens a task reads, its source's too: of cut texts as far as they are, of others in all windows."""
+        """Count the tokens that a task reads, its source's too: of cut texts what is left, of others all windows'."""
         with self._lock:
-            batch = tokenized(self.encoder(), texts_of(texts, entry.source), entry.max_length, entry.task_kind)
+            batch = tokenize(self.encoder(), texts_of(texts, entry.source), entry.max_length, entry.task_kind)
         return int(batch.inputs["attention_mask"].sum())
 
 
-def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: TaskType) -> TokenBatch:
-    """Their tokens, cut at the maximal length or in windows."""
+def tokenize(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: TaskType) -> TokenBatch:
+    """Tokenize texts, cut at the maximal length or in windows."""
     try:
         return kind.tokens(encoder, texts, max_length)
     except DataError as error:
@@ -213,7 +213,7 @@ def check_rows(mask: NDArray[np.generic]) -> None:
 
 
 def pad_together(batches: Sequence[Inputs], pad_token_id: int) -> dict[str, NDArray[np.int64]]:
-    """The rows of several padded batches in one, [all rows, longest]."""
+    """Join the rows of several padded batches, [all rows, longest]."""
     longest = max(batch["input_ids"].shape[1] for batch in batches)
 
     def padded(name: str, values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,8 +246,8 @@ def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterat
             yield rows, {name: values[rows, :used] for name, values in inputs.items()}
 
 
-def one_row(inputs: Inputs) -> Inputs | None:
-    """A batch of one row without the padding at its end; None for other batches, or padding elsewhere."""
+def unpadded_row(inputs: Inputs) -> Inputs | None:
+    """Cut the padding off the end of a batch of one row; None for other batches, or padding elsewhere."""
     mask = inputs["attention_mask"]
     if len(mask) != 1:
         return None
@@ -258,14 +258,14 @@ def one_row(inputs: Inputs) -> Inputs | None:
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Consecutive groups of at most ``size``, in constant memory."""
+    """Yield consecutive groups of at most ``size``, in constant memory."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
-def unpacked(values: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:
-    """[tokens, ...] -> [batch, length, ...], 0 where ``mask`` [batch, length] has no token; a prompt's are left out."""
+def unpack_tokens(values: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:
+    """Unpack [tokens, ...] to [batch, length, ...], 0 where ``mask`` has no token; a prompt's are left out."""
     real = mask != 0
     counts = real.sum(1)
     prompt, odd = divmod(len(values) - counts.sum(), max(1, len(mask)))
@@ -280,24 +280,24 @@ def unpacked(values: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def packed(values: NDArray[Any], mask: NDArray[Any], prompt: int, fill: float) -> NDArray[Any]:
-    """[batch, length, ...] -> [tokens, ...], with ``fill`` at a prompt's tokens."""
+def pack_tokens(values: NDArray[Any], mask: NDArray[Any], prompt: int, fill: float) -> NDArray[Any]:
+    """Pack [batch, length, ...] to [tokens, ...], with ``fill`` at a prompt's tokens."""
     real = np.pad(mask != 0, ((0, 0), (prompt, 0)), constant_values=True)
     widths = [(0, 0), (prompt, 0)] + [(0, 0)] * (values.ndim - 2)
     found: NDArray[Any] = np.pad(values, widths, constant_values=fill)[real]
     return found
 
 
-def filled(shape: tuple[int, ...], found: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Fill ``found`` with 0 up to that shape, where it is of fewer tokens."""
+def pad_to(shape: tuple[int, ...], found: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Pad ``found`` with 0 to that shape, where it has fewer tokens."""
     if found.shape == shape:
         return found
     into = np.zeros(shape, np.float32)
-    put(into, slice(None), found)
+    write_rows(into, slice(None), found)
     return into
 
 
-def put(into: NDArray[Any], rows: Any, part: NDArray[Any]) -> None:
+def write_rows(into: NDArray[Any], rows: Any, part: NDArray[Any]) -> None:
     """Write logits of some rows, which may be of fewer tokens than ``into`` has."""
     if part.ndim != into.ndim:
         due, found = (("of each token" if each.ndim > 2 else "of each row") for each in (into, part))

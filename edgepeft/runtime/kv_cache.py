@@ -23,7 +23,7 @@ from edgepeft.backbones.text import IDS, LOGITS, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import pad_rows
 from edgepeft.graph.in_place import tables
 from edgepeft.graph.names import LAST, PLACE
-from edgepeft.runtime.weights import BoundSession
+from edgepeft.runtime.session_pool import BoundSession
 
 # Rows that run, and how many tokens each has -> the session that runs them.
 Bind = Callable[[range, int], BoundSession]

@@ -27,7 +27,7 @@ _BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in
 
 def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> NDArray[np.float32]:
     """[rows, labels]: log-probabilities of the labels behind each row of ``inputs``, ids and masks [rows, length]."""
-    branches, decoding = [*in_batches(trie.ways, _BRANCHES)], decoding_of(trie)
+    branches, decoding = [*in_batches(trie.ways, _BRANCHES)], trie_decoding(trie)
     lengths = (inputs["attention_mask"] != 0).sum(1) + generator.bundle.prompt_length(task)
     scores, session = np.zeros((len(lengths), len(trie.targets)), np.float32), generator.session(task)
     columns = defaultdict[tuple[int, ...], list[int]](list)  # the edges that leave each node
@@ -52,15 +52,15 @@ def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> 
     return scores
 
 
-def decoding_of(trie: Trie) -> Decoding:
-    """Decoding that takes as much as scoring these labels: a token a step, branches as beams."""
+def trie_decoding(trie: Trie) -> Decoding:
+    """Return the decoding that takes as much as scoring these labels: a token a step, branches as beams."""
     return Decoding(1 + max(map(len, trie.ways)), beams=min(len(trie.ways), _BRANCHES))
 
 
 def decoding_in(bundle: Bundle, task: str, asked: Decoding) -> Decoding:
     """Decoding by which a task's memory is counted: as ``asked``, or what its labels take where they are words."""
     entry = bundle.entry(task)
-    return decoding_of(Tokenizing(bundle, RLock()).trie(entry)) if entry.scores_words else asked
+    return trie_decoding(Tokenizing(bundle, RLock()).trie(entry)) if entry.scores_words else asked
 
 
 def _followed(

@@ -36,13 +36,13 @@ from edgepeft.runtime.inputs import (
     in_batches,
     pad_together,
     passes,
-    put,
-    read_by,
-    unpacked,
+    read_for_kind,
+    unpack_tokens,
+    write_rows,
 )
-from edgepeft.runtime.prediction import RowResult, number_or_error, of_width, predictions, told
+from edgepeft.runtime.prediction import RowResult, finite_or_error, predictions, require_width, warn_once
 from edgepeft.runtime.session import failing_as, run_session
-from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value, parted
+from edgepeft.runtime.session_pool import BoundSession, SessionPool, TaskSession, ort_value, structure_and_values
 from edgepeft.tasks.base import Prediction
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class Slots:
     be: a session takes longer to open than it runs.
     """
 
-    def __init__(self, weights: Weights, graph_of: GraphOf, mix: Mix, *, name: str, few: bool = False) -> None:
-        self._weights, self._lock, self._graph_of, self._mix, self._few = weights, weights.lock, graph_of, mix, few
+    def __init__(self, pool: SessionPool, graph_of: GraphOf, mix: Mix, *, name: str, few: bool = False) -> None:
+        self._pool, self._lock, self._graph_of, self._mix, self._few = pool, pool.lock, graph_of, mix, few
         self._exact: set[bytes] = set()  # structures of which no slot may be empty
         self._structures: dict[bytes, onnx.ModelProto | None] = {}
         self._feeds = WeakKeyDictionary[TaskSession, Values]()  # of those whose values are constants
-        self._sessions: dict[tuple[bytes, int], TaskSession] = weights.table(name)
+        self._sessions: dict[tuple[bytes, int], TaskSession] = pool.table(name)
 
     def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
         """Whether rows of these tasks, of one structure, may stand in one pass; their values are ready then."""
@@ -81,8 +81,8 @@ class Slots:
         try:
             with self._lock:
                 if key not in self._structures:
-                    own = parted(self._graph_of(self._weights.bundle, task))
-                    sites = self._weights.bundle.manifest.backbone.sites
+                    own = structure_and_values(self._graph_of(self._pool.bundle, task))
+                    sites = self._pool.bundle.manifest.backbone.sites
                     mixed = None if own is None else self._mix(own.structure, own.feeds, sites, 2)
                     self._structures[key] = None if own is None or mixed is None else own.structure
                     if mixed is None or not self._few or not may_be_empty(mixed):
@@ -99,7 +99,7 @@ class Slots:
         if session.feeds:
             return session.feeds
         if session not in self._feeds:
-            own = parted(self._graph_of(self._weights.bundle, task))
+            own = structure_and_values(self._graph_of(self._pool.bundle, task))
             if own is None:
                 raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
             self._feeds[session] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in own.feeds.items()}
@@ -123,7 +123,7 @@ class Slots:
     def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> BoundSession:
         """Bind what ``run`` would run, for runs that share their values."""
         session, feeds = self._prepared(tasks, counts)
-        return BoundSession(session.shared, feeds, self._weights.used)
+        return BoundSession(session.shared, feeds, self._pool.used)
 
     def _prepared(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> tuple[TaskSession, Values]:
         with self._lock:
@@ -134,9 +134,9 @@ class Slots:
             if (session := self._sessions.get((key, n))) is None:
                 structure = self._structures[key]
                 assert structure is not None, "can_mix has said so"
-                graph = self._mix(structure, fed[0], self._weights.bundle.manifest.backbone.sites, n)
+                graph = self._mix(structure, fed[0], self._pool.bundle.manifest.backbone.sites, n)
                 assert graph is not None, "it can be mixed with two slots"
-                session = self._sessions[key, n] = self._weights.open_graph(graph)
+                session = self._sessions[key, n] = self._pool.open_graph(graph)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
         for name in (ROW_COUNTS, TOKEN_COUNTS):
             feeds[name] = ort_value(np.pad(counts[name], (0, n - len(tasks))).astype(np.int64))
@@ -161,10 +161,10 @@ class Mixer:
     """Runs rows of several tasks together; several threads may use it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        weights = runtime._weights
-        self._runtime, self._weights = runtime, weights
-        self._slots = Slots(weights, Bundle.graph, mix, name="mixed")
-        of_text = partial(Slots, weights, few=True)
+        pool = runtime._pool
+        self._runtime, self._pool = runtime, pool
+        self._slots = Slots(pool, Bundle.graph, mix, name="mixed")
+        of_text = partial(Slots, pool, few=True)
         encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text, name="mixed encoder")
         decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder, name="mixed decoder")
         self.text = TextSlots(encoder, decoder)
@@ -194,7 +194,7 @@ class Mixer:
             given = {task: [texts[row] for row in rows[task]] for task in group}
             results = self._answers(given, pooling, decoding) if strict else self._of_each(given, pooling, decoding)
             answers.update(zip(members, results, strict=True))
-        found = [number_or_error(answers[row], task) for row, task in enumerate(tasks)]
+        found = [finite_or_error(answers[row], task) for row, task in enumerate(tasks)]
         if strict and (error := next((each for each in found if isinstance(each, EdgepeftError)), None)):
             raise error
         return found
@@ -216,7 +216,7 @@ class Mixer:
     ) -> Sequence[RowResult]:
         bundle = self._runtime.bundle
         if None in texts:  # alone, as it shares no passes
-            _, inputs = self._runtime._tokenizing.whole(texts[None], bundle.architecture.max_length)
+            _, inputs = self._runtime._tokenizing.read_and_tokenize(texts[None], bundle.architecture.max_length)
             shape = (len(texts[None]), bundle.architecture.hidden_size)
             return list(self._runtime._output(None, pooling.embedding, inputs, shape))
         named = {task: rows for task, rows in texts.items() if task is not None}
@@ -228,7 +228,7 @@ class Mixer:
         if writes:
             return self._runtime.writing(decoding).answers(named)
         of_tasks = self._together(named)
-        return [answer for of_task in of_tasks for answer in told(of_task, self._runtime._noted)]
+        return [answer for of_task in of_tasks for answer in warn_once(of_task, self._runtime._noted)]
 
     def _groups(
         self, tasks: Iterable[str | None], *, strict: bool
@@ -245,7 +245,7 @@ class Mixer:
                     raise
                 refused[task] = error
                 continue
-            if task is None or session.structure is None or self._weights.bundle.entry(task).scores_words:
+            if task is None or session.structure is None or self._pool.bundle.entry(task).scores_words:
                 groups.append([task])
             else:
                 alike.setdefault(session.structure, {})[task] = session
@@ -262,14 +262,14 @@ class Mixer:
 
     def _together(self, texts: Mapping[str, Sequence[Readable]]) -> list[list[Prediction]]:
         """Each task's answers to its texts; the tasks are of one structure."""
-        entries = [self._weights.bundle.entry(task) for task in texts]
+        entries = [self._pool.bundle.entry(task) for task in texts]
         pairs = zip(texts.values(), entries, strict=True)
-        read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
+        read = [read_for_kind(entry.task_kind, rows, entry.source) for rows, entry in pairs]
         encoded = [
             self._runtime._tokenizing.tokens(rows.texts, entry.max_length, entry.task_kind)
             for rows, entry in zip(read, entries, strict=True)
         ]
-        inputs = pad_together([batch.inputs for batch in encoded], self._weights.bundle.architecture.pad_token_id)
+        inputs = pad_together([batch.inputs for batch in encoded], self._pool.bundle.architecture.pad_token_id)
         slots = np.repeat(np.arange(len(texts)), [len(batch.encodings) for batch in encoded])
         logits = self._logits({task: self._runtime.session(task) for task in texts}, slots, inputs)
         return [predictions(*of_task) for of_task in zip(texts, entries, read, logits, encoded, strict=True)]
@@ -279,7 +279,7 @@ class Mixer:
     ) -> list[NDArray[np.float32]]:
         """[its rows, (length,) its outputs] of each task; ``slots`` [batch]: each row's index in ``tasks``, rising."""
         check_rows(inputs["attention_mask"])
-        sessions, entries = list(tasks.items()), [self._weights.bundle.entry(task) for task in tasks]
+        sessions, entries = list(tasks.items()), [self._pool.bundle.entry(task) for task in tasks]
         counts, prompt = np.bincount(slots, minlength=len(tasks)), entries[0].prompt_length
         length = inputs["attention_mask"].shape[1]
         shapes = (entry.task_kind.logits_shape(n, length) for n, entry in zip(counts.tolist(), entries, strict=True))
@@ -296,8 +296,8 @@ class Mixer:
             for k, (i, value) in enumerate(zip(present, found, strict=True)):
                 own, outputs = slot == k, value.numpy()
                 if entries[i].task_kind.per_token:
-                    outputs = unpacked(outputs, part["attention_mask"][own])
-                put(logits[i], within[rows[own]], of_width(entries[i].n_outputs, sessions[i][0], outputs))
+                    outputs = unpack_tokens(outputs, part["attention_mask"][own])
+                write_rows(logits[i], within[rows[own]], require_width(entries[i].n_outputs, sessions[i][0], outputs))
         return logits
 
 
@@ -312,7 +312,7 @@ def _mix_decoder(
     return hide_fronts(mixed) if lowered is None else lowered.model
 
 
-class PrefixPlan(NamedTuple):
+class LowerLayersPlan(NamedTuple):
     """``layers`` run once for the tasks of ``shared``; those of ``whole`` run by themselves."""
 
     layers: int
@@ -320,24 +320,26 @@ class PrefixPlan(NamedTuple):
     whole: tuple[str, ...]
 
 
-class Prefix:
+class LowerLayers:
     """Sessions of a bundle's lower layers and of what its tasks put on them, opened when needed."""
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights, self._bundle = weights, weights.bundle
+    def __init__(self, pool: SessionPool) -> None:
+        self._pool, self._bundle = pool, pool.bundle
         self._values = _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
-        self._sessions: dict[tuple[int, str | None], TaskSession] = weights.table("prefix")
+        self._sessions: dict[tuple[int, str | None], TaskSession] = pool.table("prefix")
         self._depths: dict[str, int] = {}
 
-    def plan(self, tasks: Sequence[str]) -> PrefixPlan:
+    def plan(self, tasks: Sequence[str]) -> LowerLayersPlan:
         """Plan what these tasks share; tasks with a prompt share nothing."""
         for task in tasks:
             if task not in self._depths:
                 architecture, sites = self._bundle.architecture, self._bundle.manifest.backbone.sites
                 self._depths[task] = shared_layers(self._bundle.spliced(task), architecture, sites)
-        return plan_prefix({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
+        return plan_lower_layers({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
 
-    def logits(self, shared: PrefixPlan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+    def logits(
+        self, shared: LowerLayersPlan, inputs: Mapping[str, NDArray[np.int64]]
+    ) -> dict[str, NDArray[np.float32]]:
         """[batch, outputs] of each task of ``shared.shared``."""
         check_rows(inputs["attention_mask"])
         cut, shape = shared.layers, inputs["input_ids"].shape
@@ -350,7 +352,7 @@ class Prefix:
             with_hidden: dict[str, NDArray[Any]] = {**part, value: hidden}
             for task, logits in answers.items():
                 part_of = run_session(self._session(cut, task), LOGITS, with_hidden)
-                put(logits, rows, of_width(logits.shape[-1], task, part_of))
+                write_rows(logits, rows, require_width(logits.shape[-1], task, part_of))
         return answers
 
     def _session(self, cut: int, task: str | None) -> TaskSession:
@@ -360,7 +362,7 @@ class Prefix:
             width = self._bundle.architecture.hidden_size
             part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
             drop_unread_rows(part)
-            session = self._sessions[cut, task] = self._weights.open(part)
+            session = self._sessions[cut, task] = self._pool.open(part)
         return session
 
 
@@ -374,7 +376,7 @@ def shared_layers(model: onnx.ModelProto, architecture: Architecture, sites: Map
     return untouched_values(model.graph, _layer_values(architecture, sites))
 
 
-def plan_prefix(depths: Mapping[str, int], n_layers: int) -> PrefixPlan:
+def plan_lower_layers(depths: Mapping[str, int], n_layers: int) -> LowerLayersPlan:
     """Cut where the fewest layers are run in all; ``depths`` are ``shared_layers`` by task.
 
     With a cut at c, c layers run once, n - c for each task that leaves so many alone, and n for each other.
@@ -385,4 +387,4 @@ def plan_prefix(depths: Mapping[str, int], n_layers: int) -> PrefixPlan:
 
     best = min({0, *depths.values()}, key=lambda cut: (cost(cut), cut))
     shared = tuple(task for task, depth in depths.items() if depth >= best > 0)
-    return PrefixPlan(best, shared, tuple(task for task in depths if task not in shared))
+    return LowerLayersPlan(best, shared, tuple(task for task in depths if task not in shared))

@@ -66,9 +66,9 @@ class TextAnswer(Answer):
         return {"text": self.text, "ended": self.ended}
 
 
-def of_width(n_outputs: int, task: str | None, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs; of the
-    bare backbone (None) hidden states, as wide as its config says."""
+def require_width(n_outputs: int, task: str | None, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return ``logits`` [batch, ..., outputs], of the bare backbone (None) hidden states; refuse another width than
+    ``n_outputs``, which the manifest's entry or the config names."""
     if (found := logits.shape[-1]) != n_outputs:
         if task is None:
             raise BundleError(f"the backbone gives hidden states of {found} numbers; its config names {n_outputs}.")
@@ -79,11 +79,11 @@ def of_width(n_outputs: int, task: str | None, logits: NDArray[np.float32]) -> N
 def predictions(
     task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], batch: TokenBatch
 ) -> list[Prediction]:
-    """[token rows, ...] -> one answer for each row, by the task's kind; not ``in_numbers`` where logits are none."""
+    """Make an answer for each row of logits [token rows, ...]; ``is_finite`` is false where a logit is not."""
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     if kind.windows or read.per_row is not None:
         logits = kind.grouping(batch, read.per_row).by_row(logits, kind.pool)
-    beside = kind.beside(read.given, read.texts, batch)
+    beside = kind.prediction_context(read.given, read.texts, batch)
     # Of few numbers Python's own sum: NumPy's takes 10 microseconds more between two texts, with cold caches.
     few = logits.size <= _FEW
     if math.isfinite(sum(logits.ravel().tolist()) if few else np.add.reduce(logits, None)):  # then each is a number
@@ -93,7 +93,7 @@ def predictions(
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
 
 
-def no_number(task: str | None) -> BundleError:
+def non_finite_error(task: str | None) -> BundleError:
     """Make the error of a task that gives NaN or an infinite number."""
     name = "the bare backbone" if task is None else f"task {task}"
     return BundleError(
@@ -101,34 +101,34 @@ def no_number(task: str | None) -> BundleError:
     )
 
 
-def number_or_error(result: RowResult, task: str | None) -> RowResult:
-    """A row's result, or in its place the error that one of its numbers is NaN or infinite."""
+def finite_or_error(result: RowResult, task: str | None) -> RowResult:
+    """Return a row's result, or in its place the error that one of its numbers is NaN or infinite."""
     if isinstance(result, EdgepeftError):
         return result
-    sound = result.in_numbers if isinstance(result, Answer) else bool(np.isfinite(result).all())
-    return result if sound else no_number(task)
+    sound = result.is_finite if isinstance(result, Answer) else bool(np.isfinite(result).all())
+    return result if sound else non_finite_error(task)
 
 
-def in_numbers(answers: Sequence[A]) -> Sequence[A]:
-    """The answers; raises BundleError if a number in them is NaN or infinite."""
+def require_finite(answers: Sequence[A]) -> Sequence[A]:
+    """Return the answers; raise BundleError if a number in them is NaN or infinite."""
     for answer in answers:
-        if not answer.in_numbers:
-            raise no_number(answer.task)
+        if not answer.is_finite:
+            raise non_finite_error(answer.task)
     return answers
 
 
 def text_answers(
     task: str, entry: TaskEntry, texts: Sequence[Text], written: Sequence[Written], encoder: TextEncoder
 ) -> list[TextAnswer]:
-    """What was written of each text."""
+    """Make an answer of what was written of each text."""
     return [
         TextAnswer(task, encoder.decode(one.tokens), one.ended, note_of(text, entry), one.tokens)
         for text, one in zip(texts, written, strict=True)
     ]
 
 
-def told(answers: list[A], noted: set[tuple[str, str]]) -> list[A]:
-    """Warn, once of each of ``noted``, where texts are not of the kind that their task was trained on."""
+def warn_once(answers: list[A], noted: set[tuple[str, str]]) -> list[A]:
+    """Return the answers; warn of texts unlike those that their task was trained on, unless ``noted`` has it."""
     for answer in answers:
         if answer.note and (said := (answer.task, answer.note)) not in noted:
             noted.add(said)

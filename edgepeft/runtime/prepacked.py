@@ -182,11 +182,11 @@ def _build(bundle: Bundle, folder: Path) -> None:
     model = _with_pooler(bundle)
     if bundle.architecture.decoder_only and bundle.manifest.backbone.text is not None:
         from edgepeft.graph.in_place import in_place
-        from edgepeft.graph.joined import attended, join_products
+        from edgepeft.graph.joined import attention_matrices, join_products
 
         _with_output(model, bundle.text_graphs.decoder)
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
-            groups = [*attended(lowered.model.graph)]
+            groups = [*attention_matrices(lowered.model.graph)]
             join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
     row, quantised = copied(bundle.backbone_graph), bundle.manifest.backbone.weights_dtype != "fp32"
     if quantised and not saturates_in_8_bits() and for_one_row(row):

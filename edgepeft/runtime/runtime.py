@@ -24,32 +24,32 @@ from edgepeft.runtime.inputs import (
     Inputs,
     Readable,
     Tokenizing,
+    as_list,
     checked_inputs,
-    filled,
-    listed,
-    one_row,
+    pad_to,
     passes,
-    put,
-    read_by,
+    read_for_kind,
+    unpadded_row,
+    write_rows,
 )
 from edgepeft.runtime.prediction import (
     Frame,
     answered_frame,
-    in_numbers,
     is_frame,
-    of_width,
     predictions,
+    require_finite,
+    require_width,
     text_answers,
-    told,
+    warn_once,
 )
 from edgepeft.runtime.session import opening, run_session
-from edgepeft.runtime.weights import TaskSession, Weights
+from edgepeft.runtime.session_pool import SessionPool, TaskSession
 from edgepeft.tasks.base import Answer, Prediction, TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder
     from edgepeft.runtime.generation import Generator, TextSession
-    from edgepeft.runtime.mixed import Mixer, Prefix
+    from edgepeft.runtime.mixed import LowerLayers, Mixer
     from edgepeft.runtime.prediction import RowResult, TextAnswer
     from edgepeft.runtime.text_generation import TextBatch
 
@@ -69,11 +69,11 @@ class Runtime:
             raise UsageError(f"threads is {threads!r:.80}; 1 is the least whole number, and None what the host allows.")
         self.bundle = Bundle(folder)
         self.threads = threads
-        self._weights = Weights(self.bundle, cache=cache, threads=threads, move=self._move)
-        self._lock = self._weights.lock
-        self._sessions: dict[str | None, TaskSession] = self._weights.table("tasks")
+        self._pool = SessionPool(self.bundle, cache=cache, threads=threads, move=self._move)
+        self._lock = self._pool.lock
+        self._sessions: dict[str | None, TaskSession] = self._pool.table("tasks")
         # For a batch of one row, each opened with the first such.
-        self._one_row: dict[str | None, TaskSession] = self._weights.table("one row")
+        self._one_row: dict[str | None, TaskSession] = self._pool.table("one row")
         self._tokenizing = Tokenizing(self.bundle, self._lock)
         self.truncation = self._tokenizing.truncation
         self._mixed: Mixer | None = None
@@ -89,7 +89,7 @@ class Runtime:
     def close(self) -> None:
         """Close the sessions; runs that are under way end first."""
         with self._lock:
-            self._weights.close()
+            self._pool.close()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -103,14 +103,14 @@ class Runtime:
             UsageError: the runtime was closed, or the folder now holds another backbone or tokenizer.
         """
         with self._lock:
-            self._weights.check_open()
+            self._pool.check_open()
             before, now = self.bundle.manifest, Manifest.read(self.bundle.folder)
             if (now.backbone, now.files) != (before.backbone, before.files):
                 holds = f"{self.bundle.folder} now holds another tokenizer or another backbone"
                 raise UsageError(f"{holds}; open the bundle again.")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
             # With what was read of the backbone: its folder may not be there any more.
-            self.bundle = self._weights.bundle = bundle = copy(self.bundle)
+            self.bundle = self._pool.bundle = bundle = copy(self.bundle)
             bundle.manifest = now
             for name in changed:
                 self._sessions.pop(name, None)
@@ -122,9 +122,9 @@ class Runtime:
     def _begin_anew(self) -> None:
         """With the bundle's tasks as they are now; runs that are under way keep the old ones."""
         self._generator: Generator | None = None
-        self._prefix: Prefix | None = None
-        self._texts: dict[str | None, TextSession] = self._weights.table("text")
-        self._weights.table("prefix")  # empty, so that what ran on the old tasks' sessions is let go
+        self._lower_layers: LowerLayers | None = None
+        self._texts: dict[str | None, TextSession] = self._pool.table("text")
+        self._pool.table("prefix")  # empty, so that what ran on the old tasks' sessions is let go
 
     # What few programs need is loaded with its first use.
     @property
@@ -133,7 +133,7 @@ class Runtime:
         from edgepeft.runtime.generation import Generator
 
         with self._lock:
-            how = self.bundle, self._weights.open, self._tokenizing.leading, self._texts
+            how = self.bundle, self._pool.open, self._tokenizing.leading, self._texts
             self._generator = self._generator or Generator(*how)
             return self._generator
 
@@ -155,10 +155,10 @@ class Runtime:
             UsageError: the runtime was closed.
         """
         with self._lock:
-            self._weights.prepare()
+            self._pool.prepare()
             if task not in self._sessions:
                 with opening(task):
-                    self._sessions[task] = self._weights.open(self.bundle.graph(task))
+                    self._sessions[task] = self._pool.open(self.bundle.graph(task))
             return self._sessions[task]
 
     def prepare(self, task: str | None) -> TaskSession | TextSession:
@@ -166,7 +166,7 @@ class Runtime:
         if task is None or not self.bundle.entry(task).writes:
             return self.session(task)
         with self._lock, opening(task):
-            self._weights.prepare()
+            self._pool.prepare()
             return self.generator.session(task)
 
     def structure(self, task: str | None) -> bytes | None:
@@ -178,11 +178,11 @@ class Runtime:
     def _move(self, session: object) -> None:
         """Open the tasks of this session again, now that a second one of their structure shares another with them."""
         moved = {task: each for task, each in self._sessions.items() if each.runs_on(session)}
-        self._weights.drop(session)
+        self._pool.drop(session)
         self._sessions.update(moved)  # a task whose file was replaced since goes on answering by the open session
         for task in moved:
             with contextlib.suppress(EdgepeftError):
-                self._sessions[task] = self._weights.open(self.bundle.graph(task))
+                self._sessions[task] = self._pool.open(self.bundle.graph(task))
 
     def logits(self, task: str, inputs: Inputs) -> NDArray[np.float32]:
         """A task's raw outputs, [batch, outputs] in the order of the rows; [0, outputs] for no rows.  Of a task that
@@ -219,12 +219,12 @@ class Runtime:
         self, task: str | None, output: str, inputs: Inputs, shape: tuple[int, ...], prompt: int = 0
     ) -> NDArray[np.float32]:
         """An output of that shape: a single row runs without the padding at its end, several in passes."""
-        if (whole := one_row(inputs)) is not None:
+        if (whole := unpadded_row(inputs)) is not None:
             found = run_session(self._session_of_one_row(task), output, whole)
-            return filled(shape, of_width(shape[-1], task, found))
+            return pad_to(shape, require_width(shape[-1], task, found))
         values = np.zeros(shape, np.float32)
         for rows, part in passes(inputs, prompt=prompt):
-            put(values, rows, of_width(shape[-1], task, run_session(self.session(task), output, part)))
+            write_rows(values, rows, require_width(shape[-1], task, run_session(self.session(task), output, part)))
         return values
 
     def _session_of_one_row(self, task: str | None) -> TaskSession:
@@ -233,12 +233,12 @@ class Runtime:
         if session is not None:
             return session
         with self._lock:
-            self._weights.prepare()
+            self._pool.prepare()
             try:
                 with opening(task):
                     model = self.bundle.graph(task)
-                    own = self._weights.one_row and for_one_row(model)
-                    session = self._weights.open(model) if own else self.session(task)
+                    own = self._pool.one_row and for_one_row(model)
+                    session = self._pool.open(model) if own else self.session(task)
             except EdgepeftError:
                 if task not in self._sessions:
                     raise
@@ -265,15 +265,15 @@ class Runtime:
         """
         if is_frame(texts):
             return answered_frame(self, task, texts)
-        return in_numbers(self._predictions(task, texts))
+        return require_finite(self._predictions(task, texts))
 
     def _predictions(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
         entry = self.bundle.entry(task)
-        read = read_by(entry.task_kind, texts, entry.source)
+        read = read_for_kind(entry.task_kind, texts, entry.source)
         if not read.given:
             return []
         batch = self._tokenizing.tokens(read.texts, entry.max_length, entry.task_kind)
-        return told(predictions(task, entry, read, self._logits_of(task, entry, batch), batch), self._noted)
+        return warn_once(predictions(task, entry, read, self._logits_of(task, entry, batch), batch), self._noted)
 
     def _logits_of(self, task: str, entry: TaskEntry, batch: TokenBatch) -> NDArray[np.float32]:
         """``logits`` of tokens that are our own: of a row alone only what the tokenizer may be wrong in is checked."""
@@ -283,7 +283,7 @@ class Runtime:
             return self.logits(task, batch.inputs)
         shape = entry.task_kind.logits_shape(*ids.shape)
         found = run_session(self._session_of_one_row(task), LOGITS, batch.inputs)
-        return filled(shape, of_width(shape[-1], task, found))
+        return pad_to(shape, require_width(shape[-1], task, found))
 
     def predict_all(
         self, tasks: Sequence[str], texts: str | Sequence[Readable], decoding: Decoding = GREEDY
@@ -292,37 +292,37 @@ class Runtime:
 
         ``decoding`` is for those that write text.
         """
-        given = listed(texts)
+        given = as_list(texts)
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
         forms: dict[tuple[int, str | None, type[TaskType] | None, int | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
             if entry.scores_words:
-                answers[task] = in_numbers(self._predictions(task, given))
+                answers[task] = require_finite(self._predictions(task, given))
             elif entry.writes:
                 answers[task] = self.write(task, given, decoding)
             else:
                 kind = entry.task_kind
-                own = type(kind) if kind.several or kind.windows else None
+                own = type(kind) if kind.several_texts or kind.windows else None
                 shared = kind.overlap(entry.max_length) if kind.windows else None
                 forms.setdefault((entry.max_length, entry.source, own, shared), []).append(task)
         for (max_length, source, *_), alike in forms.items():
             kind = self.bundle.entry(alike[0]).task_kind
-            read = read_by(kind, given, source)
+            read = read_for_kind(kind, given, source)
             batch = self._tokenizing.tokens(read.texts, max_length, kind, answers=len(alike))
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
-                of_task = told(predictions(task, self.bundle.entry(task), read, logits[task], batch), self._noted)
-                answers[task] = in_numbers(of_task)
+                of_task = warn_once(predictions(task, self.bundle.entry(task), read, logits[task], batch), self._noted)
+                answers[task] = require_finite(of_task)
         return answers
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         if len(tasks) == 1:
             return {tasks[0]: self.logits(tasks[0], inputs)}
-        from edgepeft.runtime.mixed import Prefix
+        from edgepeft.runtime.mixed import LowerLayers
 
         with self._lock:
-            self._weights.prepare()
-            prefix = self._prefix = self._prefix or Prefix(self._weights)
+            self._pool.prepare()
+            prefix = self._lower_layers = self._lower_layers or LowerLayers(self._pool)
             plan = prefix.plan(tasks)
         shared = prefix.logits(plan, inputs) if plan.shared else {}
         return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
@@ -356,7 +356,7 @@ class Runtime:
     def _written(self, task: str, texts: Sequence[Text], written: Sequence[Written]) -> list[TextAnswer]:
         self.truncation.texts += sum(not one.ended for one in written)
         answers = text_answers(task, self.bundle.entry(task), texts, written, self._tokenizing.encoder())
-        return told(answers, self._noted)
+        return warn_once(answers, self._noted)
 
     def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
         """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
@@ -373,7 +373,7 @@ class Runtime:
         entry = self.bundle.entry(task)
         if not entry.task_kind.writes:
             raise UsageError(f"task {task} writes no text; ask it with predict.")
-        read = self._tokenizing.whole(texts, entry.max_length, entry.source)
+        read = self._tokenizing.read_and_tokenize(texts, entry.max_length, entry.source)
         self.prepare(task)
         return read
 

@@ -28,10 +28,10 @@ from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
 from edgepeft.graph.quantise import lower_integers
-from edgepeft.runtime.inputs import unpacked
+from edgepeft.runtime.inputs import unpack_tokens
 
 if TYPE_CHECKING:
-    from edgepeft.runtime.weights import TaskSession
+    from edgepeft.runtime.session_pool import TaskSession
 
 _ERRORS_ONLY = 3
 _pool: list[int] = []  # how many threads all sessions share, where they do
@@ -185,7 +185,7 @@ def run_session(
         values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in signature.inputs})[0]
     except Exception as error:
         raise _failed(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens", error) from error
-    return unpacked(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
+    return unpack_tokens(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
 
 
 @contextlib.contextmanager

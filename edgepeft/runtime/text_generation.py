@@ -28,9 +28,9 @@ from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.kv_cache import KvCache
 from edgepeft.runtime.mixed import MAX_TASKS, Values
-from edgepeft.runtime.prediction import TextAnswer, no_number
+from edgepeft.runtime.prediction import TextAnswer, non_finite_error
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.weights import BoundSession, ort_value
+from edgepeft.runtime.session_pool import BoundSession, ort_value
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
@@ -141,7 +141,7 @@ class TextBatch:
         """The rows that can go on, of whose logits what may not come is -inf; the others have their errors."""
         for draft, of_row in zip(self._going, logits, strict=True):
             if not np.isfinite(of_row).all():
-                draft.error = no_number(draft.task)
+                draft.error = non_finite_error(draft.task)
                 continue
             try:
                 if draft.row.guide is not None:

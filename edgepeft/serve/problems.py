@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName, Unwritable
-from edgepeft.common.messages import in_words, listed_mistakes
+from edgepeft.common.messages import listed_mistakes, mistakes_text
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.trial import Untried
@@ -63,7 +63,7 @@ KEYS = set[str]()  # what requests may have, and an answer may name; each endpoi
 
 def _invalid(error: ValidationError, _: str | None) -> Refused:
     """The first thing that is wrong; no value that was sent is repeated."""
-    said = in_words(error, "the body", KEYS)
+    said = mistakes_text(error, "the body", KEYS)
     if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
         return Refused(400, "not_json", f"{said}.")
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")

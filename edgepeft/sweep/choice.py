@@ -163,7 +163,7 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     return Choice(chosen, best, p, tuple(each.method for each in found if each.objectives not in beaten))
 
 
-def exported(cards: Sequence[DeltaCard], backbone: str, work: Path, length: int | None = None) -> Bundle:
+def export_untrained(cards: Sequence[DeltaCard], backbone: str, work: Path, length: int | None = None) -> Bundle:
     """A bundle in the empty folder ``work`` with an untrained task t0, t1, ... for each card, of runs that are done.
 
     A ``length`` of texts that the tasks cannot read is refused before.

@@ -34,7 +34,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from edgepeft.bundle.card import CARD_FILE, CHECKPOINTS, EVALUATION_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import drop_unfinished, write_atomically, write_json
 from edgepeft.common.errors import BundleError, DataError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.own_folder import own_folder
 from edgepeft.common.resources import json_at
 from edgepeft.data.training_loop.checkpoint import latest
@@ -145,7 +145,7 @@ class Sweep:
             try:
                 result = reader.validate_json(line)
             except ValidationError as error:
-                wrong = f"{path}, line {number} is damaged ({in_words(error)})"
+                wrong = f"{path}, line {number} is damaged ({mistakes_text(error)})"
                 raise DataError(f"{wrong}; remove the line to run it again.") from None
             found[result.run] = result
         return found
@@ -173,7 +173,7 @@ class Sweep:
             return self.done(cell) if whole else None
         except ValidationError as error:
             raise DataError(
-                f"{path} does not say how a run ended: {in_words(error)}. Remove it to run again."
+                f"{path} does not say how a run ended: {mistakes_text(error)}. Remove it to run again."
             ) from None
 
     def done(self, cell: Cell, seconds: float = 0.0, from_step: int = 0) -> Outcome:
@@ -306,7 +306,7 @@ def open_sweep(folder: Path) -> Sweep:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder} holds no sweep: it has no {SWEEP_FILE}. Make one with: edgepeft sweep.") from None
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        shown = in_words(error) if isinstance(error, ValidationError) else getattr(error, "strerror", error)
+        shown = mistakes_text(error) if isinstance(error, ValidationError) else getattr(error, "strerror", error)
         raise DataError(
             f"{path} is damaged ({shown}); remove it, and repeat edgepeft sweep, which writes it anew."
         ) from None

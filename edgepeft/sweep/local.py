@@ -30,7 +30,7 @@ from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
 from edgepeft.training.devices import use_threads
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import resolved
+from edgepeft.training.settings import resolve_request
 
 RETRIES = 2  # of a run whose process dies
 _PRELOADED = ["edgepeft.sweep.local", "transformers.models.auto.modeling_auto"]  # the second takes 2 s, and is lazy
@@ -220,7 +220,7 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
         return stop() or (job.until is not None and job.until <= at < cell.steps)
 
     try:
-        found = resolved(TrainRequest.model_validate(sweep.options(cell)))
+        found = resolve_request(TrainRequest.model_validate(sweep.options(cell)))
         resume = sweep.state(cell) == "begun"
         how: dict[str, Any] = {"resume": resume, "force": not resume, "shared": job.shared or sweep.shared}
         how |= {"watch": seen, "stop": due}

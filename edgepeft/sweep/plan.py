@@ -41,7 +41,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.common.errors import UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.resources import toml_at
 from edgepeft.common.task_name import check_new_name
 
@@ -89,7 +89,7 @@ class Plan(BaseModel):
         return [*self.methods, *(text for each in self.grid for text in _combined(each))]
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What is combined, and into how many runs."""
         methods, others = self.all_methods, (self.backbones, self.data, self.sizes, self.seeds)
         runs = sum(len(self.rates_of(each)) for each in methods) * math.prod(map(len, others))
@@ -147,7 +147,7 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"there is no plan {path}; docs/sweeps.md shows one.") from None
     except ValidationError as error:
         raise UsageError(
-            f"{path}: {in_words(error, 'the plan')}; known keys: {', '.join(Plan.model_fields)}."
+            f"{path}: {mistakes_text(error, 'the plan')}; known keys: {', '.join(Plan.model_fields)}."
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
-from edgepeft.data.parts import TOLD, TaskData, told
+from edgepeft.data.parts import SHAPE_OPTIONS, TaskData, complete_from_rows
 from edgepeft.data.training_loop.checkpoint import best_score
 from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of
@@ -22,7 +22,7 @@ from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
 from edgepeft.sweep.local import Ended, Job, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
-from edgepeft.training.settings import asked, resolved, settled
+from edgepeft.training.settings import resolve_request, run_identity, with_data_defaults
 
 _OF_THE_GRID = ("backbone", "task", "method", "set", "seed", "lr", "few_shot", "curve")
 RUNGS = (0.25, 0.5)  # of a run's steps, after which half of a method's runs go no further
@@ -79,13 +79,13 @@ class _Grid:
             backbone, method = self._backbone(at.backbone), self.methods[at.method]
             few = share_of_rows(at.size, len(self._rows(self._request(at)).train))
             request = self._request(at, few)
-            rows, options = settled(backbone, method, self._rows(request), resolved(request).request)
+            rows, options = with_data_defaults(backbone, method, self._rows(request), resolve_request(request).request)
         except EdgepeftError as error:
             raise UsageError(f"{at.data}, {at.method}: {error}") from error
         per_epoch = math.ceil(len(rows.train) / options.batch_size)
         steps = options.total_steps(per_epoch)
         extent = len(rows.train), steps, evaluation_interval(per_epoch, steps)
-        name = name_of(asked(backbone, method, rows, options))
+        name = name_of(run_identity(backbone, method, rows, options))
         given = request.model_dump(mode="json", exclude_unset=True)
         return Cell(name, backbone.source, at.data, str(at.size), at.method, at.rate, at.seed, *extent, given)
 
@@ -100,8 +100,8 @@ class _Grid:
         given |= {**grid, **({} if few is None else {"few_shot": few})}
         request = TrainRequest.of(given, "edgepeft train")
         if at.data not in self.said:
-            after = told(before := self._placed(request))
-            self.said[at.data] = {n: new for n in TOLD if (new := getattr(after, n)) != getattr(before, n)}
+            after = complete_from_rows(before := self._placed(request))
+            self.said[at.data] = {n: new for n in SHAPE_OPTIONS if (new := getattr(after, n)) != getattr(before, n)}
         return request.model_copy(update=self.said[at.data])
 
     def _placed(self, request: TrainRequest) -> TrainRequest:
@@ -115,12 +115,12 @@ class _Grid:
 
     def _rows(self, request: TrainRequest) -> TaskData:
         """The rows of a request, which many have in common."""
-        source = resolved(request).template.source
+        source = resolve_request(request).template.source
         drawn = None if request.few_shot is None else request.seed
         pattern = source.text if source else None  # Compacter's depends on the method
         key = (request.task, request.few_shot, drawn, pattern)
         if key not in self.rows:
-            self.rows[key] = resolved(self._placed(request)).rows()
+            self.rows[key] = resolve_request(self._placed(request)).rows()
             if drawn is None:
                 self.sources[f"data {request.task}{f' as {pattern!r}' if pattern else ''}"] = self.rows[key].sha256
         return self.rows[key]

@@ -214,7 +214,7 @@ class Calibration(Facts):
                     f"--{name} {value:g} needs at least {least:,} evaluation rows; there are {n:,}. Give more to "
                     f"--eval, or another --{name}."
                 )
-        return self.choosing("threshold", *_NEEDED, **guarantee)
+        return self.bind_chosen("threshold", *_NEEDED, **guarantee)
 
     def right_of(self, targets: Values, logits: Values) -> tuple[Values, Values]:
         """Return the right answer of each row, int64 [n], and the logits [n, C] of all answers."""
@@ -241,7 +241,7 @@ class Calibration(Facts):
                     stacklevel=1,
                 )
             found["threshold"] = 1.0 if cut is None else cut
-        return self.choosing(*_OWN, **found)
+        return self.bind_chosen(*_OWN, **found)
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
         """Return ``calibration`` of these rows: ``temperature``, ``ece`` and ``bins``, ``before`` it and ``after``; and

@@ -140,7 +140,7 @@ class Facts:
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
     picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
-    several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
+    several_texts: ClassVar[bool] = False  # a row is several token rows: ``logits`` are [B, K, C] then, all over
     passages: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]
     pools: ClassVar[tuple[str, ...]] = ("mean", "max")  # of ``POOLS``: how a text's windows may be pooled
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
@@ -181,18 +181,18 @@ class Facts:
         """How a text's windows are pooled."""
         return str(self.chosen.get("pool", self.pools[0]))
 
-    def choosing(self, *without: str, **chosen: Any) -> Self:
+    def bind_chosen(self, *without: str, **chosen: Any) -> Self:
         """Bind what is chosen, beside what was before but for ``without``."""
         kept = {name: value for name, value in self.chosen.items() if name not in without}
         return replace(self, chosen=kept | chosen)  # type: ignore[type-var]
 
-    def pooling(self) -> tuple[Self, ...]:
+    def pool_candidates(self) -> tuple[Self, ...]:
         """Return this kind with each pool to try, or alone where there is nothing to choose."""
-        return tuple(self.choosing(pool=pool) for pool in self.pools) if self.pooled and self.pools[1:] else (self,)
+        return tuple(self.bind_chosen(pool=pool) for pool in self.pools) if self.pooled and self.pools[1:] else (self,)
 
     def in_one_window(self) -> Self:
         """Return this kind for synthetic texts, which all fit."""
-        return self.choosing("stride", "pool")
+        return self.bind_chosen("stride", "pool")
 
     def overlap(self, max_length: int) -> int:
         """Return how many tokens two windows of that length share."""
@@ -206,7 +206,7 @@ class Facts:
             return texts, length
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
 
-    def made_per_row(self, n: int) -> list[int] | None:
+    def synthetic_per_row(self, n: int) -> list[int] | None:
         """Divide ``n`` synthetic token rows among rows: two each, the last has the rest; None if each row is one."""
         if self.texts_taught < 2:
             return None
@@ -224,12 +224,12 @@ class Facts:
         return (known[0] if known and cls.one_label else cls.sample_label), known
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """Divide a row, as ``Row.readable`` or a caller gives it, into texts and pairs, if it is ``several``."""
+        """Divide a row, as ``Row.readable`` or a caller gives it, into texts and pairs, if it is ``several_texts``."""
         raise UsageError(f"{self.title} reads a row as one text or pair.")
 
     def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
         """Return all rows' token rows, and how many each row is; None if each is one."""
-        if not self.several:
+        if not self.several_texts:
             return [Text(row.sentence1, row.sentence2) for row in rows], None
         found = [self.token_rows(row.readable, row.where) for row in rows]
         return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
@@ -259,7 +259,7 @@ class Facts:
             raise ValueError(f"the pool of its windows is {pool!r}")
 
     @classmethod
-    def resolved_long(cls, long: str | None, stride: int | None) -> str:
+    def resolve_long(cls, long: str | None, stride: int | None) -> str:
         """Return how long texts are read, ``cut`` or ``windows``, after a check of what is asked."""
         usual = WINDOWS if cls.passages else CUT
         if cls.writes and long == WINDOWS:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import label_text, shown
+from edgepeft.data.labels import label_text, quote
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
 from edgepeft.tasks._facts import Metric, Values
@@ -153,14 +153,14 @@ def tagged_label(value: Any, where: str) -> str:
     else:
         name = "tags" if isinstance(value, list | tuple) and value and isinstance(value[0], str) else "spans"
     if not isinstance(value, list | tuple):
-        raise DataError(f"{where}: {name} are a list; found {shown(value)}. A row has {_FORMS}.")
+        raise DataError(f"{where}: {name} are a list; found {quote(value)}. A row has {_FORMS}.")
     read: list[Any]
     if name == "tags":
         # Whether 0 is outside, and where entities begin, is in no row.
         numbers = any(isinstance(tag, int) for tag in value)
         if numbers or (value and all(str(tag).strip().isdecimal() for tag in value)):
             raise DataError(
-                f"{where}: tags are numbers, found {shown(value)}; give their names (of the data set's ClassLabel), as "
+                f"{where}: tags are numbers, found {quote(value)}; give their names (of the data set's ClassLabel), as "
                 '"B-PER" and "O": in the rows, or in a file label_names.json beside them, ["O", "B-PER", ...].'
             )
         read = [label_text(tag, where, f"tag of word {i}") for i, tag in enumerate(value, start=1)]
@@ -177,7 +177,7 @@ def _span(value: Any, where: str) -> tuple[int, int, str]:
     parts = [value.get(key) for key in ("start", "end", "label")] if isinstance(value, Mapping) else value
     if not isinstance(parts, list | tuple) or len(parts) != 3 or any(type(each) is not int for each in parts[:2]):
         raise DataError(
-            f"{where}: a span is {{start, end, label}} of two whole numbers and a type; found {shown(value)}."
+            f"{where}: a span is {{start, end, label}} of two whole numbers and a type; found {quote(value)}."
         )
     start, end, label = int(parts[0]), int(parts[1]), label_text(parts[2], where, "label of a span")
     if label == OUTSIDE:
@@ -196,7 +196,7 @@ def tagged_row(row: Row) -> Tagged:
         raise DataError(f"{row.where}: tags are of one text, and this row is a pair; leave the second one out.")
     text, words, read = row.sentence1, words_of(row.sentence1), json.loads(row.label or "null")
     if not words:
-        raise DataError(f"{row.where}: the text has no word to tag: {shown(text)}; leave the row out.")
+        raise DataError(f"{row.where}: the text has no word to tag: {quote(text)}; leave the row out.")
     if "tags" in read:
         if len(read["tags"]) != len(words):
             more = "" if isinstance(text, Words) else "; give the row's words too, as a list called words"
@@ -211,7 +211,7 @@ def tagged_row(row: Row) -> Tagged:
             )
         within = [i for i, (first, last) in enumerate(words) if last > start and first < end]
         if not within:
-            raise DataError(f"{row.where}: the span {start} to {end} ({label}) has no word: {shown(text[start:end])}.")
+            raise DataError(f"{row.where}: the span {start} to {end} ({label}) has no word: {quote(text[start:end])}.")
         if found and found[-1].last >= within[0]:
             raise DataError(
                 f"{row.where}: two spans share the word {text[slice(*words[within[0]])]!r}, of which the second is "

@@ -50,8 +50,8 @@ class Answer(ABC):
         return {"task": self.task, **self.facts, **({"note": self.note} if self.note else {})}
 
     @property
-    def in_numbers(self) -> bool:
-        """Whether every number of it is one, neither NaN nor infinite."""
+    def is_finite(self) -> bool:
+        """True if no number of it is NaN or infinite."""
         return True
 
 
@@ -74,8 +74,8 @@ class Prediction(Answer):
         return self.score if self.label is None else self.label
 
     @property
-    def in_numbers(self) -> bool:
-        """As its base has it: sums of float32 overflow no float64."""
+    def is_finite(self) -> bool:
+        """True if the sum is finite: sums of float32 overflow no float64."""
         return math.isfinite(self.score + (self.expected or 0.0) + sum(self.scores.values()) + sum(self.logits))
 
     @property
@@ -139,11 +139,11 @@ class TaskType(Calibration, ABC):
     # Cards.
 
     @classmethod
-    def begun(cls, hidden_size: int) -> Mapping[str, Any]:
+    def initial_choices(cls, hidden_size: int) -> Mapping[str, Any]:
         """Return what is ``chosen`` for a fresh task on a backbone of that size."""
         return {}
 
-    def seen(self, rows: Sequence[Row]) -> Self:
+    def bind_rows(self, rows: Sequence[Row]) -> Self:
         """Bind what the form of these rows says, which train or are scored."""
         return self
 
@@ -218,7 +218,7 @@ class TaskType(Calibration, ABC):
     def targets(self, rows: Sequence[Row]) -> Values:
         """Return what the loss compares with, [n, ...], of rows that were checked."""
 
-    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
+    def targets_at_tokens(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """Return ``targets`` of rows with these tokens."""
         return self.targets(rows)
 
@@ -303,7 +303,7 @@ class TaskType(Calibration, ABC):
         """Return outputs as people see answers: plain values of JSON."""
         return outputs.tolist()
 
-    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
+    def plain_answers(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
         """Return ``plain`` answers, which some kinds need the rows for."""
         return self.plain(outputs)
 
@@ -325,29 +325,29 @@ class TaskType(Calibration, ABC):
         """Return what a linear head learns by least squares in place of logits, [n, C]."""
         raise UsageError(f"{self.title} has no linear head for a rival.")
 
-    def frozen(self, states: Values) -> Values:
+    def baseline_outputs(self, states: Values) -> Values:
         """Return the outputs of the bare backbone's states [n, K, hidden size]."""
         raise UsageError(f"{self.title} takes a head on the backbone's states.")
 
-    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+    def baseline_features(self, states: Sequence[Values], targets: Values) -> Values:
         """Return what a linear head reads, [n, d], of each row's state [d]."""
         return np.stack(states)
 
-    def of_rows(self, logits: Values, targets: Values) -> Values:
-        """Shape what a linear head gives for ``read_by_head`` as this kind's logits."""
+    def logits_by_row(self, logits: Values, targets: Values) -> Values:
+        """Shape what a linear head gives for ``baseline_features`` as this kind's logits."""
         return logits
 
     # Answers of a deployed task.
 
     @abstractmethod
     def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
-        """Make answers of logits [n, C] and of what speaks against each; ``read`` is what ``beside`` gives."""
+        """Make answers of logits [n, C] and of what speaks against each; ``read`` is ``prediction_context``'s."""
 
-    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+    def logits_and_targets(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """Return (logits, targets) of answers to rows that were checked."""
         return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
-    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> Sequence[Any]:
+    def prediction_context(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> Sequence[Any]:
         """Return what ``predictions`` reads beside the logits of rows as ``given``, whose token rows are ``texts``."""
         return ()
 
@@ -382,7 +382,7 @@ def requested_kind(name: str | None, *, regression: bool = False, writes: bool =
     return kind_named(name or short or "classification")
 
 
-def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> TaskType:
+def kind_from_card(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> TaskType:
     """Return the kind that a card states; older cards have no name of a kind."""
     if name is None:
         found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import CANDIDATES, candidates_in, label_text, shown
+from edgepeft.data.labels import CANDIDATES, candidates_in, label_text, quote
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Row
@@ -49,7 +49,7 @@ class Choice(TaskType):
     calibrates = True
     model = "ForMultipleChoice"
     picks = True
-    several = True
+    several_texts = True
     texts_answered = 2  # as COPA's rows have
     texts_taught = 2
     possible = "each row's candidates"
@@ -74,11 +74,13 @@ class Choice(TaskType):
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
-    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[tuple[str, ...]]:
+    def prediction_context(
+        self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch
+    ) -> list[tuple[str, ...]]:
         return [_parts(row, f"row {i}")[2] for i, row in enumerate(given)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        return np.array([(0, n) for n in self.made_per_row(len(mask)) or ()], np.int64)
+        return np.array([(0, n) for n in self.synthetic_per_row(len(mask)) or ()], np.int64)
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
@@ -103,7 +105,7 @@ class Choice(TaskType):
     def outputs(self, logits: NDArray[Any]) -> Values:
         return logits[..., 0].argmax(1)
 
-    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
+    def plain_answers(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
         return [row.candidates[i] for row, i in zip(rows, outputs, strict=True)]
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
@@ -122,11 +124,11 @@ class Choice(TaskType):
         each = [(np.arange(n) == right) - 1 / n for right, n in targets]
         return np.concatenate(each)[:, None]
 
-    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+    def baseline_features(self, states: Sequence[Values], targets: Values) -> Values:
         """Read each token row, [token rows, d]."""
         return np.concatenate(states)
 
-    def of_rows(self, logits: Values, targets: Values) -> Values:
+    def logits_by_row(self, logits: Values, targets: Values) -> Values:
         """Group [token rows, 1] by row, [n, K, 1]."""
         return grouped(logits, places_of(targets[:, 1]))
 
@@ -134,10 +136,10 @@ class Choice(TaskType):
         """Return the right candidate's index, and the candidates' logits [n, K]."""
         return targets[:, 0], logits[..., 0]
 
-    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+    def logits_and_targets(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """Return the logits of the rows' candidates, [n, K, 1], and which is right."""
         targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
-        return self.of_rows(np.array(flat, np.float32)[:, None], targets), targets
+        return self.logits_by_row(np.array(flat, np.float32)[:, None], targets), targets
 
     def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the best candidate; probabilities are the softmax over its row's, at the temperature.  Candidates
@@ -172,9 +174,9 @@ def _right(row: Row) -> int:
     index = int(label) if isinstance(label, int) or re.fullmatch(r"[0-9]{1,9}", str(label), re.ASCII) else -1
     if 0 <= index < len(candidates):
         return index
-    n, listed = len(candidates), shown(candidates)
+    n, listed = len(candidates), quote(candidates)
     raise DataError(
-        f"{row.where}: the label {shown(label)} is none of the row's {n} candidates, {listed}; it is the text of one, "
+        f"{row.where}: the label {quote(label)} is none of the row's {n} candidates, {listed}; it is the text of one, "
         f"or its index: 0 to {n - 1}."
     )
 
@@ -187,7 +189,7 @@ def _parts(given: Any, where: str) -> tuple[str, str, tuple[str, ...]]:
     text, begin = given.get(first), given.get(second) or ""
     if not isinstance(text, str) or not isinstance(begin, str):
         name, part = (second, begin) if isinstance(text, str) else (first, text)
-        raise UnreadableRow(f"{where}: {name} must be a text; found {shown(part)}.")
+        raise UnreadableRow(f"{where}: {name} must be a text; found {quote(part)}.")
     return text, begin, candidates
 
 

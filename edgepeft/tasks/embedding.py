@@ -59,7 +59,7 @@ class Embedding(TaskType):
     compared = "values"
     head = "vector"
     model = "Model"
-    several = True
+    several_texts = True
     whole_batch = True
     optional_labels = True
     gives_vectors = True
@@ -74,11 +74,11 @@ class Embedding(TaskType):
             )
 
     @classmethod
-    def begun(cls, hidden_size: int) -> Mapping[str, Any]:
+    def initial_choices(cls, hidden_size: int) -> Mapping[str, Any]:
         return {"dims": hidden_size}
 
-    def seen(self, rows: Sequence[Row]) -> Self:
-        return self.choosing(scored=rows[0].label is not None)
+    def bind_rows(self, rows: Sequence[Row]) -> Self:
+        return self.bind_chosen(scored=rows[0].label is not None)
 
     @property
     def n_outputs(self) -> int:
@@ -100,7 +100,7 @@ class Embedding(TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> None:
         """Refuse rows that teach nothing, and warn of second texts that stand twice; there are no labels."""
-        known = cls().seen(rows)
+        known = cls().bind_rows(rows)
         for row in rows:
             known.unknown_label(row)
         if len(rows) < 2:
@@ -168,7 +168,7 @@ class Embedding(TaskType):
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
+        return np.arange(len(self.synthetic_per_row(len(mask)) or ()), dtype=np.float32)
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return losses [B] of [B, K, d] and [B]; their mean is the loss of all of them together."""
@@ -229,11 +229,11 @@ class Embedding(TaskType):
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         return {"figures": {name: self.score(name, targets, outputs) for name in self._figures}}
 
-    def frozen(self, states: Values) -> Values:
+    def baseline_outputs(self, states: Values) -> Values:
         """Return the bare backbone's pooled states [n, K, hidden size] as vectors."""
         return unit(states).astype(np.float32)
 
-    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+    def logits_and_targets(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """Return the vectors of the rows' texts, [n, 2, d], and the numbers."""
         found = np.array([answer.logits for answer in answers], np.float32)
         return found.reshape(len(rows), -1, self.n_outputs), self.targets(rows)

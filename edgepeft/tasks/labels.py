@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import label_text, shown
+from edgepeft.data.labels import label_text, quote
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
 from edgepeft.tasks.base import Prediction, TaskType
@@ -82,7 +82,7 @@ class Labels(TaskType):
         """Return a list of names, each once, as JSON."""
         if not isinstance(value, list | tuple):
             raise DataError(
-                f"{where}: the label is a list of names, [] for none; found {shown(value)}. In a table, or a text, "
+                f"{where}: the label is a list of names, [] for none; found {quote(value)}. In a table, or a text, "
                 "say what stands between the names: --label-separator ','."
             )
         names = [label_text(each, where, "label in the list") for each in value]
@@ -140,7 +140,7 @@ class Labels(TaskType):
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         shares = _sigmoid(outputs)
         best = [_best_threshold(targets[:, i] > 0, shares[:, i]) for i in range(self.n_outputs)]
-        return self.choosing(thresholds=best)
+        return self.bind_chosen(thresholds=best)
 
     def decided(self, logits: Values) -> NDArray[np.bool_]:
         """Say which labels hold, [n, C]."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import shown
+from edgepeft.data.labels import quote
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable, wanted_of, windows_of
 from edgepeft.data.rows import SENTENCES, Row
@@ -70,7 +70,7 @@ class Spans(TaskType):
     default_metric = "f1"
     telling = ("f1", "exact_match")
     per_token = True
-    several = True
+    several_texts = True
     passages = True
     chooses = True
     head = "tokens"
@@ -102,7 +102,7 @@ class Spans(TaskType):
                 raise TypeError
             return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
         except (TypeError, KeyError, ValueError):
-            raise DataError(f"{where}: answers are {_FORMS}; found {shown(value)}.") from None
+            raise DataError(f"{where}: answers are {_FORMS}; found {quote(value)}.") from None
 
     def unknown_label(self, row: Row) -> str | None:
         """Refuse an answer that does not stand in the passage."""
@@ -137,7 +137,7 @@ class Spans(TaskType):
         """Return [n] of ``Asked``, in no window."""
         return _asked(rows, (passage_of(row.sentence2 or "", ()) for row in rows))
 
-    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
+    def targets_at_tokens(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """Return [n] of ``Asked``, with the first answer's first and last token in each window."""
         pairs = zip(rows, tokens.windows, strict=True)
         return _asked(rows, (passage_of(row.sentence2 or "", own) for row, own in pairs))
@@ -147,7 +147,7 @@ class Spans(TaskType):
         passages = [passage_of("", own) for own in tokens.windows]
         return RowGrouping(tokens.per_text, read=readable(passages, max(len(each.ids) for each in tokens.encodings)))
 
-    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
+    def prediction_context(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
@@ -215,7 +215,7 @@ class Spans(TaskType):
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         """Choose the threshold of the highest F1, midway between two rows' differences, of several the lowest, if some
         rows have no answer."""
-        bare = self.choosing("threshold")
+        bare = self.bind_chosen("threshold")
         if not any(target.answers == ("",) for target in targets):
             return bare
         if_none = np.array([float(target.answers == ("",)) for target in targets])
@@ -225,9 +225,9 @@ class Spans(TaskType):
         cuts = np.concatenate([[ranked[0] - 1], (ranked[:-1] + ranked[1:]) / 2, [ranked[-1] + 1]])
         totals = np.concatenate([[0.0], np.cumsum(gains[order])])
         between = np.concatenate([[True], ranked[1:] > ranked[:-1], [True]])
-        return bare.choosing(threshold=float(cuts[int(np.where(between, totals, -np.inf).argmax())]))
+        return bare.bind_chosen(threshold=float(cuts[int(np.where(between, totals, -np.inf).argmax())]))
 
-    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
+    def plain_answers(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
 
     def each(self, targets: Values, outputs: Values, metric: str = "f1") -> Values:
@@ -268,13 +268,13 @@ class Spans(TaskType):
             found.append(at - at.mean(0))
         return np.concatenate(found)
 
-    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+    def baseline_features(self, states: Sequence[Values], targets: Values) -> Values:
         """Read each window's first token and the passage's, [tokens that are read, d]."""
         windows = (window for row, target in zip(states, targets, strict=True) for window in row[: len(target.wanted)])
         read = zip(windows, windows_of(targets), strict=True)
         return np.concatenate([window[np.concatenate([[0], places])] for window, (places, _) in read])
 
-    def of_rows(self, logits: Values, targets: Values) -> Values:
+    def logits_by_row(self, logits: Values, targets: Values) -> Values:
         """Spread [tokens that are read, 2] over windows, [n, K, S, 2]."""
         most = max(len(target.wanted) for target in targets)
         longest = 1 + max(int(places.max(initial=0)) for places, _ in windows_of(targets))
@@ -308,7 +308,7 @@ class Spans(TaskType):
         of_row = own.astype(np.float32), passage
         return SpansPrediction(task, None, score, {}, (), note, text=passage.text[start:end], of_row=of_row, **places)
 
-    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+    def logits_and_targets(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """Return the rows' logits, [n, K, S, 2], and what is asked of them."""
         found = [answer.of_row for answer in answers]
         most, longest = (max(logits.shape[axis] for logits, _ in found) for axis in (0, 1))
@@ -350,14 +350,14 @@ def answers_of(row: Row) -> list[tuple[int, str]]:
         if start < 0 or start + len(text) > len(passage):
             wrong = "starts before it" if start < 0 else "ends beyond it"
             raise DataError(
-                f"{row.where}: the answer {shown(text)} at {start} {wrong}: the passage has {len(passage)} characters "
+                f"{row.where}: the answer {quote(text)} at {start} {wrong}: the passage has {len(passage)} characters "
                 "(of Python: an emoji is one)."
             )
         if (there := passage[start : start + len(text)]) != text:
             at = passage.find(text)
             hint = f"it stands at {at}" if at >= 0 else "it stands nowhere in it"
             raise DataError(
-                f"{row.where}: at {start} of the passage stands {shown(there)}, and not the answer {shown(text)}; "
+                f"{row.where}: at {start} of the passage stands {quote(there)}, and not the answer {quote(text)}; "
                 f"{hint}."
             )
     return found

@@ -152,7 +152,7 @@ class Tokens(TaskType):
         """Return tags and places, [n] of [2, w], as if each word were a token."""
         return self._targets(rows, (np.arange(len(words_of(row.sentence1))) for row in rows))
 
-    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
+    def targets_at_tokens(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """Return tags and places, [n] of [2, w]."""
         pairs = zip(rows, tokens.of_texts, strict=True)
         return self._targets(rows, (places_of(words_of(row.sentence1), each) for row, each in pairs))
@@ -166,7 +166,7 @@ class Tokens(TaskType):
         """Return the tags in turn, as if each token were a word: [B, S]."""
         return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
 
-    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
+    def prediction_context(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
         return [read_words(text.first, encoding) for text, encoding in zip(texts, tokens.of_texts, strict=True)]
 
     # Losses.
@@ -209,7 +209,7 @@ class Tokens(TaskType):
         names = self.labels or ()
         return [([names[i] for i in t[0]], self._given(t, output)) for t, output in zip(targets, outputs, strict=True)]
 
-    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[list[str]]:
+    def plain_answers(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[list[str]]:
         given = (self._given(target, output) for target, output in zip(targets, outputs, strict=True))
         return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
 
@@ -242,11 +242,11 @@ class Tokens(TaskType):
         tagged = np.concatenate([tags[places != NOWHERE] for tags, places in targets])
         return np.eye(self.n_outputs)[tagged]
 
-    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+    def baseline_features(self, states: Sequence[Values], targets: Values) -> Values:
         """Read words at their first pieces, [words that are read, d]."""
         return np.concatenate([s[places[places != NOWHERE]] for s, (_, places) in zip(states, targets, strict=True)])
 
-    def of_rows(self, logits: Values, targets: Values) -> Values:
+    def logits_by_row(self, logits: Values, targets: Values) -> Values:
         """Spread [words that are read, C] over their tokens, [n, S, C]."""
         return spread(logits, [places for _, places in targets])
 
@@ -273,7 +273,7 @@ class Tokens(TaskType):
         more: dict[str, Any] = {"tags": given, "unread": unread, "of_words": (of_words, known)}
         return TokensPrediction(task, None, least, {}, (), note, spans=tuple(spans), **more)
 
-    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+    def logits_and_targets(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """Return the logits of the rows' words, [n, w, C], and their tags."""
         of_words, targets = [answer.of_words for answer in answers], self.targets(rows)
         logits = np.zeros((len(rows), max(len(known) for _, known in of_words), self.n_outputs), np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import requiring
-from edgepeft.data.parts import TaskData, part
+from edgepeft.data.parts import TaskData, split_rows
 from edgepeft.data.training_loop.run import TrainingLoopResult
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def smaller(data: TaskData, seed: int) -> Iterator[TaskData]:
     strata = data.task_kind.strata(data.train)
     least = len(set(strata))
     for n in sorted({max(least, round(share * len(data.train))) for share in SHARES} - {len(data.train)}):
-        taken, _ = part(data.train, n, f"curve {seed}", strata=strata, least=1)
+        taken, _ = split_rows(data.train, n, f"curve {seed}", strata=strata, least=1)
         yield replace(data, train=taken)
 
 
@@ -41,8 +41,8 @@ def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
     with requiring("train", "the picture of a learning curve"):
         from edgepeft.common import plotting
 
-    with plotting.styled():
-        figure, axes = plotting.one(6.4, 4.2)
+    with plotting.plot_style():
+        figure, axes = plotting.new_figure(6.4, 4.2)
         plot_curve(axes, metrics)
         plotting.title(axes, title, f"on the same {metrics['n_test']} test rows at every size")
         plotting.save(figure, folder, CURVE)

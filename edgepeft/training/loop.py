@@ -20,8 +20,8 @@ from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.atomic import check_replaceable, new_folder
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
-from edgepeft.data.by_class import FILES, MAX_SHOWN, rounded, without_texts, write_confusion
-from edgepeft.data.parts import TaskData, load_data, told
+from edgepeft.data.by_class import FILES, MAX_SHOWN, score_text, without_texts, write_confusion
+from edgepeft.data.parts import TaskData, complete_from_rows, load_data
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable, shown_run
 from edgepeft.methods.base import Method, method_of
@@ -31,7 +31,7 @@ from edgepeft.runtime.decoding import Grammars
 from edgepeft.training import devices
 from edgepeft.training.curve import CURVE, draw_curve, point_of, smaller
 from edgepeft.training.engine import PyTorchEngine, SharedStates
-from edgepeft.training.settings import asked, resolved, settled
+from edgepeft.training.settings import resolve_request, run_identity, with_data_defaults
 from edgepeft.training.text_engine import TextEngine, require_kept
 
 _ALONE = threading.Lock()  # what a run sets is the process's: PyTorch's generator, threads and way to multiply
@@ -71,7 +71,7 @@ def train_delta(
         data = load_data(Path(data), kind=kind, regression=regression, few_shot=few, seed=seed)
     device = devices.device_of(options.device)
     devices.check_memory(device, method, backbone.architecture)
-    data, options = settled(backbone, method, data, options)
+    data, options = with_data_defaults(backbone, method, data, options)
     with devices.float32_by_onednn(device) as by_onednn, devices.fitting(device, options):
         attention = devices.attention_for(by_onednn, options.max_length or 0)
         run = _Run(backbone, method, options, device, attention, start, shared, watch, stop)
@@ -99,7 +99,7 @@ def train_delta(
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
-        best = f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])}"
+        best = f"of step {result.training['best_step']} ({result.metric} {score_text(result.metrics['eval'])}"
         raise Diverged(f"{diverged} {out} holds its best tensors, {best} on the eval rows).") from diverged
     return TrainResult(**vars(result), delta=delta)
 
@@ -165,7 +165,7 @@ class _Run:
             options,
             batch_size=options.batch_size,
             folder=folder,
-            asked=asked(self.backbone, self.method, data, options),
+            asked=run_identity(self.backbone, self.method, data, options),
             remedy=f"Lower --lr ({rates[0]:g}) or --head-lr ({rates[1]:g}), and give --force.",
             watch=lambda progress: self.watch(progress._replace(phase=progress.phase + what)),
             stop=self.stop,
@@ -232,10 +232,10 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
 
 def run(options: TrainOptions) -> TrainResult:
     """Train as the options say, with progress on standard error."""
-    resolved(options)  # what is wrong with the options, or with what lies there, is reported before files are read
+    resolve_request(options)  # what is wrong with them, or with what lies there, is reported before files are read
     out, resume, force = Path(options.out), options.resume, options.force
     prepare_output(out, resume=resume, force=force)
-    found = resolved(told(options))
+    found = resolve_request(complete_from_rows(options))
     rows = found.rows()
     with _ALONE:
         threads = torch.get_num_threads()

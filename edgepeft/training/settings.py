@@ -10,7 +10,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import MAX_LENGTH
 from edgepeft.common.errors import UsageError
 from edgepeft.common.resources import json_at
-from edgepeft.data.parts import PARTS, TaskData, given_rows, load_data
+from edgepeft.data.parts import PARTS, TaskData, load_data, rows_or_share
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
@@ -33,9 +33,9 @@ class ResolvedRequest:
     kind: str | None  # of task, where something says it
 
     def rows(self) -> TaskData:
-        """The rows in parts."""
+        """Read the rows, in parts."""
         asked, template = self.request, self.template
-        held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
+        held_out = rows_or_share("--eval", asked.eval), rows_or_share("--test", asked.test)
         columns, schema = Columns.of(asked), asked.json_schema
         if schema is not None and not isinstance(schema, Mapping):
             try:
@@ -60,8 +60,8 @@ class ResolvedRequest:
         return replace(template.applied(data, columns.names[2]), json_schema=schema and dict(schema))
 
 
-def resolved(request: TrainRequest) -> ResolvedRequest:
-    """The request with names looked up and numbers checked; no file is read."""
+def resolve_request(request: TrainRequest) -> ResolvedRequest:
+    """Look up a request's names and check its numbers; no file is read."""
     method = method_named(request.method or METHOD).from_settings(request.set)
     template = text_template(
         format=request.format,
@@ -84,23 +84,23 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
     return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template, said_kind)
 
 
-def settled(
+def with_data_defaults(
     backbone: Backbone, method: Method, data: TaskData, options: TrainSettings
 ) -> tuple[TaskData, TrainSettings]:
-    """Rows and options with every default filled in."""
+    """Fill in every default of rows and options, with those that depend on the rows."""
     longest_target = 0  # tokens of the longest text to write, its end included
     if data.task_kind.writes:
         encoder = backbone.encoder()
         written = (row.label or "" for part in PARTS for row in getattr(data, part))
         longest_target = 1 + max(len(encoder.plain_ids(text)) for text in written)
-    options = filled(options, backbone, method, data.task_kind, longest_target)
+    options = with_defaults(options, backbone, method, data.task_kind, longest_target)
     return replace(data, stride=options.stride), options
 
 
-def filled(
+def with_defaults(
     options: TrainSettings, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
 ) -> TrainSettings:
-    """The same with every default filled in for this backbone, this method and this kind of task."""
+    """Fill in every default of the options for this backbone, this method and this kind of task."""
     named = requested_kind(options.kind, regression=options.regression).name
     if (options.kind or options.regression) and named != kind.name:
         raise UsageError(f"--kind {named} is asked for, and the data is of {kind.title} (kind {kind.name}).")
@@ -132,11 +132,11 @@ def filled(
             f"{longest - shared} of the {longest} positions of {backbone.source} are left to read with, beside "
             f"{shared} tokens that are written; lower --max-length or --max-target-length."
         )
-    long = kind.resolved_long(options.long, options.stride)
+    long = kind.resolve_long(options.long, options.stride)
     found = {
         "max_length": of_text,
         "long": long,
-        "stride": _shared(backbone, kind, of_text, options.stride) if long == WINDOWS else None,
+        "stride": _window_overlap(backbone, kind, of_text, options.stride) if long == WINDOWS else None,
         "lr": rate,
         "head_lr": options.head_lr or head_rate,
         "kind": kind.name,
@@ -147,14 +147,14 @@ def filled(
     return options.model_copy(update=found)
 
 
-def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
-    """What makes a run what it is, of what is settled: one that resumes it must have the same, as plain values."""
+def run_identity(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
+    """Return as plain values what a run must have in common with the one that it resumes."""
     trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
     return {**trained, "data": data.sha256, **options.plain()}
 
 
-def _shared(backbone: Backbone, kind: TaskType, max_length: int, asked: int | None) -> int | None:
-    """How many tokens two windows share; None where that is as passages always were read."""
+def _window_overlap(backbone: Backbone, kind: TaskType, max_length: int, asked: int | None) -> int | None:
+    """Return how many tokens two windows share; None for the usual number of a passage's."""
     room = backbone.encoder().room(max_length, pairs=kind.passages)
     stride = kind.overlap(max_length) if asked is None else asked
     if stride >= room or not stride:

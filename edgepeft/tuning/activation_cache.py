@@ -26,7 +26,7 @@ from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.gradient.rule import Backward, measured
 from edgepeft.graph.gradient.training import TrainingFacts, with_gradients, with_loss
-from edgepeft.graph.protos import ancestors, followed, reads, writers
+from edgepeft.graph.protos import ancestors, reads, trace_back, writers
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.inputs import passes
 from edgepeft.runtime.session import failing_as, open_session
@@ -211,9 +211,9 @@ def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Contai
         if node.op_type in ("Add", "Gemm", "LayerNormalization") and any(name in tensors for name in own):
             states.add(node.output[0])
     for node in graph.node:  # those that multiply by a matrix of the checkpoint, forwards: [in, out]
-        by_matrix = node.op_type == "Gemm" and followed(node.input[1], writer, {"Transpose"})[-1] in tensors
+        by_matrix = node.op_type == "Gemm" and trace_back(node.input[1], writer, {"Transpose"})[-1] in tensors
         if by_matrix and node.input[0] not in live:
-            states.update({node.input[0]} if states.isdisjoint(followed(node.input[0], writer, _SAME)) else ())
+            states.update({node.input[0]} if states.isdisjoint(trace_back(node.input[0], writer, _SAME)) else ())
     return states
 
 

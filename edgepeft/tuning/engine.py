@@ -19,7 +19,7 @@ from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, Train
 from edgepeft.deploy.verify import pack_check
 from edgepeft.graph.names import LOGITS
 from edgepeft.options.verbs import TuneSettings
-from edgepeft.runtime.inputs import passes, put
+from edgepeft.runtime.inputs import passes, write_rows
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.tuning.activation_cache import HiddenStates, SplitGraphs, hidden_states
 from edgepeft.tuning.memory import StepLayout
@@ -160,7 +160,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         logits = np.zeros(kind.logits_shape(*batch["input_ids"].shape), np.float32)
         for place, inputs in passes(batch, prompt=self.target.prompt_length):
             states = {} if hidden is None else hidden.packed([read[i] for i in place])
-            put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
+            write_rows(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
@@ -170,7 +170,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         states = np.zeros((*shape, self.bundle.architecture.hidden_size), np.float32)
         for place, inputs in passes(batch):
             output = "last_hidden_state" if kind.per_token else self.target.pooling.site
-            put(states, place, run_session(self._bare, output, inputs))
+            write_rows(states, place, run_session(self._bare, output, inputs))
         return states
 
     @property

@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DataError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.deploy.install import PreparedTask, prepare_task
 from edgepeft.deploy.verify import pack_check, read_check
 from edgepeft.graph.gradient.training import training_facts
-from edgepeft.graph.half import halved, rounded, widen
+from edgepeft.graph.half import half_initializers, round_to_half, widen
 from edgepeft.tuning.federated import checked_tensors
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import deployed_graph, with_values
@@ -104,12 +104,12 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
         raise DataError(f"{path} is of task {task}, and a page tunes classifications of one label without windows.")
     delta = bundle.delta_graph(task)
     widen(delta.graph)
-    half = halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset()
+    half = half_initializers(delta.graph) if entry.weights_dtype == "fp16" else frozenset()
     trained = training_facts(delta)
     expected = trained.tensors(delta)
     tensors = _tensors(path, sum(tensor.nbytes for tensor in expected.values()))
     given = checked_tensors(tensors, expected, f"the tensors of {path}")
-    stored = {n: rounded(n, t).astype(np.float32) if n in half else t for n, t in given.items()}
+    stored = {n: round_to_half(n, t).astype(np.float32) if n in half else t for n, t in given.items()}
     parts = {"train": account.metrics.n_train, "eval": account.metrics.n_eval, "test": account.metrics.n_test}
     split = "; ".join(f"{part}: {n} rows typed in a page" for part, n in parts.items())
     told: dict[str, Any] = {"metrics": {**account.metrics.model_dump(), "split": split}}
@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[_Facts, _Account]:
         raise BundleError(f"{path} is damaged ({error}); download it from the page again.") from error
     except ValidationError as error:
         raise BundleError(
-            f"{path} is no file of a page: {in_words(error)}. Download it from the page again."
+            f"{path} is no file of a page: {mistakes_text(error)}. Download it from the page again."
         ) from error
 
 

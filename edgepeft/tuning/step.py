@@ -19,7 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.common.frozen_random import ahead
+from edgepeft.common.frozen_random import map_ahead
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays
@@ -27,9 +27,9 @@ from edgepeft.deploy.verify import run_in_groups
 from edgepeft.device.machine import thread_count
 from edgepeft.graph.external_data import generator_of
 from edgepeft.graph.gradient.training import TrainingFacts
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, named
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, with_prefix
 from edgepeft.graph.splice import prompt_in
-from edgepeft.runtime.inputs import PASS_TOKENS, packed, unpacked
+from edgepeft.runtime.inputs import PASS_TOKENS, pack_tokens, unpack_tokens
 from edgepeft.runtime.session import failing_as, session_options
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
@@ -105,7 +105,7 @@ class StepRows:
             read, end = members(counts, part), max(longest[i] for i in part)
             given = {name: np.ascontiguousarray(values[read, :end]) for name, values in self.inputs.items()}
             by_row = {name: values[part] for name, values in of_rows.items()}
-            by_row |= {named("dropout", i): mask[read] for i, mask in enumerate(self.masks)}
+            by_row |= {with_prefix("dropout", i): mask[read] for i, mask in enumerate(self.masks)}
             given |= told(given["attention_mask"], by_row)
             texts = counts[part]
             if self.windows is not None:
@@ -137,7 +137,7 @@ class TrainingStep:
             )
         self._prompt = prompt_in(graph.graph)
         self._inputs = [value.name for value in self._session.get_inputs()]
-        self._outputs = [LOSS, *(named("gradient", leaf) for leaf in self.facts.leaves)]
+        self._outputs = [LOSS, *(with_prefix("gradient", leaf) for leaf in self.facts.leaves)]
 
     def __call__(
         self, tensors: Mapping[str, Any], rows: StepRows, *, back: Callable[[Arrays], Arrays] = lambda found: found
@@ -173,7 +173,7 @@ class TrainingStep:
             parts = ({n: values[i : i + most_rows] for n, values in given.items()} for i in starts)
             found = ((self.run([LOGITS], tensors, part)[0], part["attention_mask"]) for part in parts)
             per_token = self.facts.kind.per_token
-            return np.concatenate([unpacked(logits, mask) if per_token else logits for logits, mask in found])
+            return np.concatenate([unpack_tokens(logits, mask) if per_token else logits for logits, mask in found])
 
         return run_in_groups(group, inputs)
 
@@ -204,7 +204,7 @@ class TrainingStep:
             width = values.shape[-1:] if name not in fills else ()  # of dropout
             by_token = values if values.ndim == len(shape) + len(width) else values[:, None]
             cut = by_token[:, : shape[1]]
-            found[name] = packed(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
+            found[name] = pack_tokens(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
         return found
 
     def run(self, outputs: Sequence[str], tensors: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
@@ -235,7 +235,7 @@ class Expansion:
         if generator is None:
             return trained
         names = self._facts.generated
-        made = ahead(lambda name: generator.tensor(name, trained, checkpoint), names, self._threads)
+        made = map_ahead(lambda name: generator.tensor(name, trained, checkpoint), names, self._threads)
         return {**trained, **dict(zip(names, made, strict=True))}
 
     def gradients(self, trained: Arrays, found: Arrays) -> Arrays:
@@ -243,7 +243,9 @@ class Expansion:
         generator = self._generator
         if generator is None:
             return found
-        parts = ahead(lambda name: generator.back(name, found.pop(name), trained), self._facts.generated, self._threads)
+        parts = map_ahead(
+            lambda name: generator.back(name, found.pop(name), trained), self._facts.generated, self._threads
+        )
         totals = {name: np.zeros_like(trained[name]) for name in (generator.vector, generator.scales)}
         for part in parts:
             for name, share in part.items():

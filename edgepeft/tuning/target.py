@@ -21,7 +21,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import check_new_name
 from edgepeft.data.batches import Writing
-from edgepeft.data.parts import Given, TaskData, load_data
+from edgepeft.data.parts import RowsOrShare, TaskData, load_data
 from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
@@ -29,7 +29,7 @@ from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays
 from edgepeft.deploy.verify import TextCheck, read_check
 from edgepeft.graph.cut import rename_values
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts
-from edgepeft.graph.half import halved, rounded, store_in_half, widen
+from edgepeft.graph.half import half_initializers, round_to_half, store_in_half, widen
 from edgepeft.graph.protos import copied, properties, replace
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.quantise import quantise
@@ -85,7 +85,7 @@ class TuningTarget:
 
     def as_stored(self, tensors: Arrays) -> Arrays:
         """The values that the task's file will have of these tensors."""
-        return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
+        return {n: round_to_half(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
 
 
 def with_values(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
@@ -139,8 +139,8 @@ class Files:
     """Rows to train on, to choose by and to report."""
 
     train: Source
-    eval: Given = None  # of these and the last, a share is held out where no file is given
-    test: Given = None
+    eval: RowsOrShare = None  # of these and the last, a share is held out where no file is given
+    test: RowsOrShare = None
     columns: Columns = SENTENCES
     partial: bool = False  # they may have one of the task's labels alone
     skip_bad: bool = False
@@ -202,7 +202,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings) ->
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,
         writing=Writing.by(bundle.architecture, longest) if entry.writes else None,
-        half=halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
+        half=half_initializers(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
     )
 
 

@@ -27,7 +27,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import Encoded, Writing, encode_parts, sorted_batches
-from edgepeft.data.parts import given_rows, told
+from edgepeft.data.parts import complete_from_rows, rows_or_share
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
 from edgepeft.data.training_loop.checkpoint import claim, discard, latest
@@ -50,7 +50,7 @@ from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
 
 if TYPE_CHECKING:
     from edgepeft.runtime.inputs import Inputs
-    from edgepeft.runtime.weights import TaskSession
+    from edgepeft.runtime.session_pool import TaskSession
 
 
 class WritingEngine(OnnxRuntimeEngine):
@@ -96,7 +96,7 @@ class WritingEngine(OnnxRuntimeEngine):
         return self.target.writing
 
     def _open(self, graph: onnx.ModelProto) -> TaskSession:
-        from edgepeft.runtime.weights import TaskSession
+        from edgepeft.runtime.session_pool import TaskSession
 
         return TaskSession(open_session(graph, self.bundle.folder, self.threads), {}, None)
 
@@ -149,7 +149,7 @@ def tune_task(
     people about how steps are computed.
     """
     folder, task, template, kind = Path(options.bundle), options.task, options.template, options.kind
-    held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
+    held_out = rows_or_share("--eval", options.eval), rows_or_share("--test", options.test)
     files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
     check_task_name(task)
     guarantee_of(options.coverage, options.risk)
@@ -203,7 +203,7 @@ def put_in_force(
     """Make a run's result the task's version, once it answers as ``check`` says; ``watch`` gets the phase commit."""
     account = {name: getattr(tuned, name) for name in ("metrics", "training")}
     kind = target.facts.kind
-    begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
+    begun = {name: kind.chosen[name] for name in kind.initial_choices(0) if name in kind.chosen}
     account["chosen"] = {**begun, **tuned.chosen}
     graph = with_values(target.delta, tuned.tensors, target.half, **account)
     where = bundle.folder / TASKS_FOLDER / f"{target.task}.onnx"
@@ -297,7 +297,7 @@ class TuningRun:
 def run(options: TuneOptions) -> TuneResult:
     """Tune as the options say, with progress and notes on standard error."""
     if options.template is not None:  # a task that is there has its own kind
-        options = told(options)
+        options = complete_from_rows(options)
     with shown_run(options.task) as (watch, stop):
         return tune_task(options, watch=watch, stop=stop, note=lambda line: messages().print(f"note: {line}"))
 

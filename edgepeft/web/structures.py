@@ -29,7 +29,7 @@ from edgepeft.graph.cut import above, below
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import is_half
 from edgepeft.graph.parameters import feeds_graph
-from edgepeft.runtime.weights import parted
+from edgepeft.runtime.session_pool import structure_and_values
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.target import deployed_graph, rates_of
 
@@ -70,7 +70,7 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
     """Write a task's graph, values and check file, and what tunes it; returns its entry in ``site.json``."""
     entry = bundle.entry(task)
     model = bundle.graph(task)
-    graph, values = parted(model) or (model, {})
+    graph, values = structure_and_values(model) or (model, {})
     structure = _write_graph(graph, out)
     value_file = f"{TASKS_FOLDER}/{task}.safetensors" if values else None
     if value_file is not None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from edgepeft.bundle.manifest import Manifest, model_card
 from edgepeft.cli import _output
-from edgepeft.common.messages import _NEEDED, in_words, printable, reason
+from edgepeft.common.messages import _NEEDED, mistakes_text, printable, reason
 
 ROOT = Path(__file__).parents[2]
 # Colours, the title, the clipboard (OSC 52), a C1 introducer, a bell, text that runs backwards, a line end of its own.
@@ -60,7 +60,7 @@ class Document(BaseModel):
 def said(content, **more):
     with pytest.raises(ValidationError) as wrong:
         Document.model_validate_json(content if isinstance(content, str) else json.dumps(content))
-    return in_words(wrong.value, **more)
+    return mistakes_text(wrong.value, **more)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from edgepeft.data.by_class import (
     WORST,
     class_rows,
     headline_rows,
+    labels_without_rows,
     matrix,
     mislabelled,
     mistakes,
     p_value,
-    rounded,
     row_lines,
-    unseen,
+    score_text,
     without_texts,
     worst_of,
     write_confusion,
@@ -62,7 +62,7 @@ def test_a_table_has_the_worst_class_first_and_leaves_out_labels_that_no_row_has
         ["label", "precision", "recall", "F1", "rows"],
         [["a", "1.000", "0.500", "0.667", "2"], ["b", "0.667", "1.000", "0.800", "2"]],
     )
-    assert unseen(few) == ["never"]
+    assert labels_without_rows(few) == ["never"]
 
 
 def test_a_matrix_is_in_the_order_of_the_labels_and_has_what_is_only_answered():
@@ -84,7 +84,7 @@ def test_a_matrix_is_written_as_csv_and_as_a_picture(tmp_path):
 
 
 def test_numbers_are_rounded_as_people_write_them():
-    assert [rounded(0.43349), rounded(1), rounded(None)] == ["0.433", "1.000", "-"]
+    assert [score_text(0.43349), score_text(1), score_text(None)] == ["0.433", "1.000", "-"]
     assert [p_value(0.0004), p_value(0.001), p_value(0.0311)] == ["< 0.001", "0.001", "0.031"]
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import random
 
-from edgepeft.data.parts import part, quotas
+from edgepeft.data.parts import quotas, split_rows
 from edgepeft.data.rows import Row
 
 
@@ -32,12 +32,12 @@ def test_a_label_keeps_what_it_must_spare():
 def test_the_order_is_that_of_sha256_and_no_generator():
     rows = [row(f"text {i}", "x", i) for i in range(20)]
     expected = sorted(rows, key=lambda r: hashlib.sha256(f"salt\0{r.sentence1}\0\0x".encode()).digest())[:5]
-    assert set(part(rows, 5, "salt", strata=labels_of(rows))[0]) == set(expected)
+    assert set(split_rows(rows, 5, "salt", strata=labels_of(rows))[0]) == set(expected)
 
 
 def test_taken_and_left_make_up_the_whole_in_the_order_of_the_file():
     rows = [row(f"text {i}", "ab"[i % 2], i) for i in range(30)]
-    taken, left = part(rows, 11, "s", strata=labels_of(rows))
+    taken, left = split_rows(rows, 11, "s", strata=labels_of(rows))
     assert len(taken) == 11
     assert sorted([*taken, *left], key=lambda r: r.line) == rows
     assert list(taken) == sorted(taken, key=lambda r: r.line)
@@ -45,20 +45,20 @@ def test_taken_and_left_make_up_the_whole_in_the_order_of_the_file():
 
 def test_another_order_of_the_file_takes_the_same_rows():
     rows = [row(f"text {i}", "ab"[i % 2], i) for i in range(30)]
-    assert set(part(rows, 8, "s", strata=labels_of(rows))[0]) == set(
-        part(rows[::-1], 8, "s", strata=labels_of(rows[::-1]))[0]
+    assert set(split_rows(rows, 8, "s", strata=labels_of(rows))[0]) == set(
+        split_rows(rows[::-1], 8, "s", strata=labels_of(rows[::-1]))[0]
     )
 
 
 def test_copies_of_a_row_stay_together_but_for_the_boundary():
     rows = [row(f"text {i // 5}", "x", i) for i in range(100)]  # 20 texts, 5 times each
-    taken, left = part(rows, 50, "s", strata=labels_of(rows))
+    taken, left = split_rows(rows, 50, "s", strata=labels_of(rows))
     assert len({r.sentence1 for r in taken} & {r.sentence1 for r in left}) <= 1
 
 
 def test_without_strata_labels_do_not_matter():
     rows = [row(f"text {i}", str(i / 7), i) for i in range(40)]
-    assert len(part(rows, 13, "s", strata=[""] * 40)[0]) == 13
+    assert len(split_rows(rows, 13, "s", strata=[""] * 40)[0]) == 13
 
 
 def test_quotas_go_one_by_one_to_whom_most_is_due_and_of_equals_to_the_first_by_name():

@@ -11,7 +11,7 @@ import pytest
 from moods import rows
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.parts import given_rows, load_data, task_data
+from edgepeft.data.parts import load_data, rows_or_share, task_data
 from edgepeft.data.rows import Columns, Row
 
 
@@ -50,7 +50,7 @@ def test_a_file_for_one_part_leaves_the_other_held_out():
 
 
 def test_a_share_is_any_number():
-    assert [given_rows("--test", share) for share in (0.25, np.float32(0.25), "25%")] == [0.25] * 3
+    assert [rows_or_share("--test", share) for share in (0.25, np.float32(0.25), "25%")] == [0.25] * 3
 
 
 def test_a_share_says_how_much_is_held_out_and_the_labels_keep_their_proportion():

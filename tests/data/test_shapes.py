@@ -19,7 +19,7 @@ import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
 from edgepeft.data.frames import Records
-from edgepeft.data.labels import opened
+from edgepeft.data.labels import parse_cell
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import head_of, source_of
@@ -280,9 +280,9 @@ def test_a_frame_with_two_columns_of_one_name_is_refused():
 
 
 def test_an_array_as_numpy_prints_it_is_no_list_of_one_joined_word():
-    assert opened("['a', \"b c\"]") == ["a", "b c"] and opened('{"text": ["a"]}') == {"text": ["a"]}
+    assert parse_cell("['a', \"b c\"]") == ["a", "b c"] and parse_cell('{"text": ["a"]}') == {"text": ["a"]}
     for cell in ("['a' 'b']", "[1 0]", "[a]", "[", "[" * 5000 + "]", 7, "{1, 2}"):
-        assert opened(cell) == cell
+        assert parse_cell(cell) == cell
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -341,7 +341,7 @@ def test_a_0_or_1_for_each_label_is_no_list_of_two_labels(tmp_path):
 def test_answers_are_counted_from_1_where_one_is_the_last_and_none_is_0(tmp_path):
     rows = [{"question": "q", "choices": ["a", "b", "c"], "answerKey": key} for key in ("1", "3", "2")]
     path = jsonl(tmp_path / "rows.jsonl", rows)
-    assert "counted from 1" in recognised_shape(path, head_of(path)).told
+    assert "counted from 1" in recognised_shape(path, head_of(path)).description
     assert [row.label for row in of_kind(path, "choice")] == ["0", "2", "1"]
     path = jsonl(tmp_path / "rows.jsonl", [{**rows[0], "answerKey": key} for key in ("1", "2", "0")])
     assert [json.loads(row.label) for row in of_kind(path, "choice")] == ["1", "2", "0"]
@@ -712,15 +712,15 @@ def test_a_missing_number_is_refused_with_its_line_and_the_others_are_numbers_al
 def test_training_asks_about_numbers_after_the_first_rows_unless_their_kind_is_said(tmp_path):
     pytest.importorskip("torch", reason="pip install edgepeft[train]")
     from edgepeft.options.verbs import TrainOptions
-    from edgepeft.training.settings import resolved
+    from edgepeft.training.settings import resolve_request
 
     rows = [{"text": f"w{i}", "label": i % 2 if i < 110 else i % 9 / 2} for i in range(200)]
     for data in (jsonl(tmp_path / "rows.jsonl", rows), rows):
         asked = {"backbone": "none", "data": data, "task": "t", "out": tmp_path / "t"}
         with pytest.raises(UsageError, match="the label holds numbers"):
-            resolved(TrainOptions(**asked)).rows()
-        assert resolved(TrainOptions(**asked, kind="classification")).rows().task_kind.name == "classification"
-        assert resolved(TrainOptions(**asked, regression=True)).rows().task_kind.name == "regression"
+            resolve_request(TrainOptions(**asked)).rows()
+        assert resolve_request(TrainOptions(**asked, kind="classification")).rows().task_kind.name == "classification"
+        assert resolve_request(TrainOptions(**asked, regression=True)).rows().task_kind.name == "regression"
 
 
 def test_numbers_to_learn_are_asked_about_even_after_the_first_rows(tmp_path):

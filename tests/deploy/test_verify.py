@@ -11,12 +11,12 @@ from edgepeft.bundle.bundle import EXACT, Tolerance, allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
 from edgepeft.deploy.verify import (
     TextCheck,
-    accepted,
     compare_logits,
     pack_check,
     read_check,
     require_passed,
     run_in_groups,
+    widen_tolerance,
 )
 from edgepeft.tasks._facts import same_best
 from edgepeft.tasks.regression import Regression
@@ -207,16 +207,16 @@ def test_a_decoder_in_8_bits_is_held_to_its_divergence_and_not_to_near_ties(by, 
 
 def test_what_is_accepted_is_stated_and_holds_from_then_on_and_no_number_is_never_accepted():
     allowed = allowed_for("int8", "fp32", decoder_only=True)
-    result = accepted(texts(2.0, allowed=allowed)[0])
+    result = widen_tolerance(texts(2.0, allowed=allowed)[0])
     require_passed("t", result)
     again, *_ = texts(2.0, allowed=allowed.at_least(result))
     require_passed("t", again)
     with pytest.raises(VerificationFailed):
         require_passed("t", texts(6.0, allowed=allowed.at_least(result))[0])
     with pytest.raises(VerificationFailed):
-        require_passed("t", accepted(texts(np.nan, allowed=allowed)[0]))
-    labels = accepted(eight_bits([[1.0, 0.0]] * 2, [[0.0, 1.0], [1.0, 0.0]]))
+        require_passed("t", widen_tolerance(texts(np.nan, allowed=allowed)[0]))
+    labels = widen_tolerance(eight_bits([[1.0, 0.0]] * 2, [[0.0, 1.0], [1.0, 0.0]]))
     assert labels.changed_tolerance == 0.625
     require_passed("t", labels)
     with pytest.raises(VerificationFailed):  # weights in float32 have no excuse
-        require_passed("t", accepted(compare_logits(REFERENCE, moved(0, 0, 1e-3))))
+        require_passed("t", widen_tolerance(compare_logits(REFERENCE, moved(0, 0, 1e-3))))

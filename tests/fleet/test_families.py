@@ -8,7 +8,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.task_name import CHECK, GRAPH
 from edgepeft.fleet.publish import publish
-from edgepeft.fleet.pull import pull, replayed
+from edgepeft.fleet.pull import pull, replay_task
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -31,7 +31,7 @@ def test_what_the_publisher_allows_of_8_bits_and_compared_with_holds_on_a_board(
     entry = bundle.entry("mood")
     stated = entry.verification.model_copy(update={"reference": "training graph", "changed_tolerance": 0.25})
     content = {end: (exported / "tasks" / f"mood{end}").read_bytes() for end in (GRAPH, CHECK)}
-    found = replayed(bundle, "mood", entry.model_copy(update={"verification": stated}), content).entry.verification
+    found = replay_task(bundle, "mood", entry.model_copy(update={"verification": stated}), content).entry.verification
     assert (found.reference, found.changed_tolerance) == ("training graph", 0.25)
     assert found.max_abs_difference < 1e-4
 

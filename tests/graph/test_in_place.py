@@ -18,7 +18,7 @@ from edgepeft.graph.in_place import in_place, tables
 from edgepeft.graph.names import LAST, PLACE
 from edgepeft.runtime import kv_cache
 from edgepeft.runtime.generation import TextSession, TextState
-from edgepeft.runtime.weights import TaskSession
+from edgepeft.runtime.session_pool import TaskSession
 
 # Heads are as wide as the operator asks: with norms, biases, two bases of positions, scaled ones, windows.
 _LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

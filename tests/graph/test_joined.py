@@ -19,12 +19,12 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.cut import below
 from edgepeft.graph.in_place import in_place
-from edgepeft.graph.joined import attended, join_updates
+from edgepeft.graph.joined import attention_matrices, join_updates
 from edgepeft.graph.names import TEXTS
 from edgepeft.graph.splice import splice_text
 from edgepeft.runtime.generation import OneStack, TextSession
 from edgepeft.runtime.session import open_session
-from edgepeft.runtime.weights import TaskSession, Weights
+from edgepeft.runtime.session_pool import SessionPool, TaskSession
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.delta import export_delta
 
@@ -169,7 +169,7 @@ def test_a_decoder_writes_by_joined_products_what_it_writes_by_those_apart(
         settings = {**small_settings(method), **({"roles": ("query", "key", "ffn_gate")} if method == "lora" else {})}
         delta = export_delta(random_delta(backbone, method, "t", None, settings=settings, head="text"), backbone)
         graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-    lowered, weights = in_place(graphs[1]), Weights(bundle, cache=True, threads=1)
+    lowered, weights = in_place(graphs[1]), SessionPool(bundle, cache=True, threads=1)
     assert lowered is not None
     weights.prepare()
     stack = OneStack(lowered.frequencies, ())
@@ -187,7 +187,7 @@ def test_products_are_joined_where_nothing_stands_before_attention(
     _, bundle = made(kind)
     lowered = in_place(bundle.text_graphs.decoder)
     assert lowered is not None
-    joined = [*attended(lowered.model.graph)]
+    joined = [*attention_matrices(lowered.model.graph)]
     names = [f"model.layers.{{i}}.self_attn.{part}_proj.weight:uint8" for part in "qkv"]
     plain = [tuple(name.format(i=i) for name in names) for i in range(2)]
     assert joined == (plain if kind == "llama" else [])  # the others have biases there, or norms
@@ -200,7 +200,7 @@ def test_a_layer_has_one_product_and_three_nodes_of_lora(
     (backbone, bundle), opened = made("llama"), list[onnx.GraphProto]()
     delta = export_delta(random_delta(backbone, "lora", "t", None, settings={"roles": roles}, head="text"), backbone)
     spliced = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-    weights = Weights(bundle, cache=True, threads=1)
+    weights = SessionPool(bundle, cache=True, threads=1)
     weights.prepare()
     monkeypatch.setattr("edgepeft.graph.by_row.keep_texts", opened.append)
     counts = []

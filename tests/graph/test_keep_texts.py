@@ -22,7 +22,7 @@ from edgepeft.graph.in_place import InPlace, in_place, tables
 from edgepeft.graph.names import LAST, PLACE
 from edgepeft.graph.protos import copied
 from edgepeft.graph.splice import splice_text
-from edgepeft.runtime.weights import parted
+from edgepeft.runtime.session_pool import structure_and_values
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.delta import export_delta
 
@@ -94,7 +94,7 @@ def test_rows_of_several_tasks_give_the_same_numbers_and_nothing_is_reshaped_in_
         graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
         lowered = in_place(graphs[1])
         assert lowered is not None
-        own = parted(lowered.model)
+        own = structure_and_values(lowered.model)
         assert own is not None
         rows = by_row(*own)
         assert rows is not None

@@ -6,8 +6,8 @@ import pytest
 
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.cut import prune, rename_values, strip
-from edgepeft.graph.half import halved, is_half, store_in_half, widen
-from edgepeft.graph.names import adapted, named, without_prefix
+from edgepeft.graph.half import half_initializers, is_half, store_in_half, widen
+from edgepeft.graph.names import adapted_name, with_prefix, without_prefix
 from edgepeft.graph.protos import copied
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -52,9 +52,9 @@ def test_what_is_stored_in_half_precision_is_widened_to_the_graph_that_it_was():
         values = source.normal(size=shape).astype(np.float16).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     before = copied(model)
-    assert halved(model.graph) == {"m"}  # a vector is not worth a Cast
+    assert half_initializers(model.graph) == {"m"}  # a vector is not worth a Cast
     store_in_half(model.graph)
-    assert is_half(model.graph) and not halved(model.graph)
+    assert is_half(model.graph) and not half_initializers(model.graph)
     widen(model.graph)
     assert model == before
 
@@ -83,9 +83,9 @@ def test_strip_leaves_no_trace_of_the_machine():
 @pytest.mark.parametrize(
     ("name", "kind", "rest"),
     [
-        (adapted("layer.0.query"), "adapted", "layer.0.query"),
-        (named("override", "a.bias"), "override", "a.bias"),
-        (named("weight", "a.bias"), "weight", "a.bias"),
+        (adapted_name("layer.0.query"), "adapted", "layer.0.query"),
+        (with_prefix("override", "a.bias"), "override", "a.bias"),
+        (with_prefix("weight", "a.bias"), "weight", "a.bias"),
         ("layer.0.query.input", "", "layer.0.query.input"),
     ],
 )

@@ -22,7 +22,7 @@ from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import rename_values
 from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.graph.protos import copied
-from edgepeft.graph.prune_last_layer import drop_unread_rows, read_rows
+from edgepeft.graph.prune_last_layer import drop_unread_rows, picked_rows_name
 from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
@@ -134,7 +134,7 @@ def test_of_the_last_layer_all_tokens_have_keys_and_values_alone(tiny: Callable[
     model = moved(spliced(open_backbone(str(tiny("bert"))), method))
     assert by_token(model) == BY_TOKEN
     specs = specs_of(model, LENGTHS)
-    assert specs[read_rows("layer.1.ffn_activation")].shape == (len(LENGTHS), 48)
+    assert specs[picked_rows_name("layer.1.ffn_activation")].shape == (len(LENGTHS), 48)
 
 
 def test_a_wrong_row_is_caught(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
@@ -142,7 +142,7 @@ def test_a_wrong_row_is_caught(tiny: Callable[..., Path], monkeypatch: pytest.Mo
 
     def wrong(model: onnx.ModelProto) -> None:
         drop_unread_rows(model)
-        (pick,) = (node for node in model.graph.node if node.output[0] == read_rows("layer.0.layer_output"))
+        (pick,) = (node for node in model.graph.node if node.output[0] == picked_rows_name("layer.0.layer_output"))
         wrong_row = helper.make_node("Sub", ["row.start", "one"], ["wrong"])
         model.graph.node.insert(list(model.graph.node).index(pick), wrong_row)
         pick.input[1] = "wrong"
@@ -163,7 +163,8 @@ def test_eight_bits_are_rounded_row_by_row(tiny: Callable[..., Path], tmp_path: 
     assert {name for name in by_token(found) if ":" not in name} == BY_TOKEN
     # What gradients take for the operands: the rounding of rows, not rows of what was rounded.
     assert {product.x for product in integer_products(found.graph) if product.y.startswith("read/")} == {
-        read_rows(f"layer.{value}") for value in ("0.layer_output", "1.context", "1.attention_norm", "1.ffn_activation")
+        picked_rows_name(f"layer.{value}")
+        for value in ("0.layer_output", "1.context", "1.attention_norm", "1.ffn_activation")
     }
     differences = np.abs(logits(found, tmp_path, rows_of(backbone)) - logits(model, tmp_path, rows_of(backbone)))
     assert np.median(differences) <= 1e-5  # a byte that lies between two values may become the other one

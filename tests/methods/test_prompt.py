@@ -21,7 +21,7 @@ from edgepeft.methods.prompt_r import PromptR
 from edgepeft.methods.prompt_t import PromptT
 from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.regression import Regression
-from edgepeft.training.settings import filled
+from edgepeft.training.settings import with_defaults
 
 P = 4
 KINDS = [
@@ -141,10 +141,10 @@ def test_a_prompt_that_leaves_no_position_for_a_text_is_refused_with_the_longest
 
 def test_a_text_beside_a_prompt_is_as_long_as_the_positions_that_are_left(backbone):
     with pytest.raises(UsageError, match="positions for 44 tokens beside a prompt of 20"):
-        filled(TrainSettings(task="t", max_length=45), backbone, PromptR(length=20), Regression())
-    assert filled(TrainSettings(task="t"), backbone, PromptR(length=20), Regression()).max_length == 44
+        with_defaults(TrainSettings(task="t", max_length=45), backbone, PromptR(length=20), Regression())
+    assert with_defaults(TrainSettings(task="t"), backbone, PromptR(length=20), Regression()).max_length == 44
     with pytest.raises(UsageError, match="length must be at most 61"):
-        filled(TrainSettings(task="t"), backbone, PromptR(length=70), Regression())
+        with_defaults(TrainSettings(task="t"), backbone, PromptR(length=70), Regression())
     with pytest.raises(UsageError, match=r"a prompt of 20 and texts of 45 tokens.* texts may have 44"):
         new_delta(backbone, PromptR(length=20), "task", None, max_length=45)
 

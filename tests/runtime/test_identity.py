@@ -45,7 +45,7 @@ def test_only_the_identity_that_was_hashed_is_kept_for_the_next_process(bundle, 
         with pytest.raises(BundleError, match="not the file that the bundle was made with"):  # small tensors are read
             runtime.predict("mood", ["w5"])
         monkeypatch.undo()
-        kept = runtime._weights._prepacked.seen()
+        kept = runtime._pool._prepacked.seen()
     assert kept and file_identity(weights) not in kept
     with pytest.raises(BundleError, match="not the file that the bundle was made with"), Runtime(bundle) as again:
         again.predict("mood", ["w5"])

@@ -124,8 +124,8 @@ def test_a_session_describes_its_inputs_and_outputs_once(runtime, monkeypatch):
 def test_a_row_alone_has_a_session_of_its_own_from_the_first_one_on(exported, monkeypatch):
     inputs, opened = {name: values[:1] for name, values in batch().items()}, []
     with Runtime(exported, cache=False) as runtime:
-        open_graph = runtime._weights.open_graph
-        monkeypatch.setattr(runtime._weights, "open_graph", lambda model: opened.append(model) or open_graph(model))
+        open_graph = runtime._pool.open_graph
+        monkeypatch.setattr(runtime._pool, "open_graph", lambda model: opened.append(model) or open_graph(model))
         first = runtime.logits("mood", inputs)
         assert (runtime.logits("mood", inputs) == first).all() and len(opened) == 1
         for _ in range(2):  # of several rows

@@ -129,8 +129,8 @@ def test_scales_of_a_decoder_take_no_memory_once_a_session_is_open(tiny, tmp_pat
     with Runtime(tmp_path, threads=1) as runtime:
         runtime.generator.session(None)
         opened = mapped("self", "prepacked.bin")["Rss"]
-        runtime._weights._prepacked.drop_scales = lambda: None
-        runtime._weights.drop(runtime.generator.session(None).decoder.shared)
+        runtime._pool._prepacked.drop_scales = lambda: None
+        runtime._pool.drop(runtime.generator.session(None).decoder.shared)
         runtime.generator.session(None)
         kept = mapped("self", "prepacked.bin")["Rss"]
     scales = 2 * 3 * 2048 * 256 / 32 * 4 / 1024  # KiB: layers, matrices of a feed-forward network

@@ -18,7 +18,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.methods.base import methods
-from edgepeft.runtime import mixed, weights
+from edgepeft.runtime import mixed, session_pool
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 
@@ -80,8 +80,8 @@ def runs(monkeypatch):
                 found.append(name)
             return getattr(self.session, name)
 
-    plain = weights.Weights._open
-    monkeypatch.setattr(weights.Weights, "_open", lambda self, model: Counted(plain(self, model)))
+    plain = session_pool.SessionPool._open
+    monkeypatch.setattr(session_pool.SessionPool, "_open", lambda self, model: Counted(plain(self, model)))
     return found
 
 

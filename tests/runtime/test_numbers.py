@@ -77,5 +77,5 @@ def test_a_backbone_that_gives_no_number_is_an_error_of_its_row(bundle, monkeypa
 
 
 def test_a_vector_is_of_numbers_or_it_is_none():
-    assert VectorPrediction("near", None, 0.0, {}, (1.0, 3.4e38, 3.4e38), dims=3).in_numbers
-    assert not VectorPrediction("near", None, 0.0, {}, (1.0, float("inf"), float("-inf")), dims=3).in_numbers
+    assert VectorPrediction("near", None, 0.0, {}, (1.0, 3.4e38, 3.4e38), dims=3).is_finite
+    assert not VectorPrediction("near", None, 0.0, {}, (1.0, float("inf"), float("-inf")), dims=3).is_finite

@@ -18,7 +18,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import PerLayer, methods
 from edgepeft.runtime import mixed
-from edgepeft.runtime.mixed import PrefixPlan, plan_prefix, shared_layers
+from edgepeft.runtime.mixed import LowerLayersPlan, plan_lower_layers, shared_layers
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.inspection.base import untouched_stages
@@ -126,17 +126,17 @@ def require_alike_untouched(case):
 @pytest.mark.parametrize(
     ("depths", "expected"),
     [
-        ({"a": 6, "b": 6}, PrefixPlan(6, ("a", "b"), ())),  # 6 + 6 + 6 of 24
-        ({"a": 0, "b": 0}, PrefixPlan(0, (), ("a", "b"))),
-        ({"a": 6}, PrefixPlan(0, (), ("a",))),  # 12 either way
-        ({"a": 6, "b": 0}, PrefixPlan(0, (), ("a", "b"))),
-        ({"a": 2, "b": 10, "c": 10}, PrefixPlan(10, ("b", "c"), ("a",))),  # 10 + 2 + 2 + 12 = 26; at 2: 32
-        ({"a": 8, "b": 10, "c": 10}, PrefixPlan(8, ("a", "b", "c"), ())),  # 8 + 4 + 4 + 4 = 20; at 10: 26
-        ({"a": 12, "b": 12}, PrefixPlan(12, ("a", "b"), ())),
+        ({"a": 6, "b": 6}, LowerLayersPlan(6, ("a", "b"), ())),  # 6 + 6 + 6 of 24
+        ({"a": 0, "b": 0}, LowerLayersPlan(0, (), ("a", "b"))),
+        ({"a": 6}, LowerLayersPlan(0, (), ("a",))),  # 12 either way
+        ({"a": 6, "b": 0}, LowerLayersPlan(0, (), ("a", "b"))),
+        ({"a": 2, "b": 10, "c": 10}, LowerLayersPlan(10, ("b", "c"), ("a",))),  # 10 + 2 + 2 + 12 = 26; at 2: 32
+        ({"a": 8, "b": 10, "c": 10}, LowerLayersPlan(8, ("a", "b", "c"), ())),  # 8 + 4 + 4 + 4 = 20; at 10: 26
+        ({"a": 12, "b": 12}, LowerLayersPlan(12, ("a", "b"), ())),
     ],
 )
 def test_the_cut_runs_the_fewest_layers(depths, expected):
-    assert plan_prefix(depths, 12) == expected
+    assert plan_lower_layers(depths, 12) == expected
 
 
 def test_heads_alone_answer_from_one_run_of_the_backbone(tiny, tmp_path, monkeypatch):

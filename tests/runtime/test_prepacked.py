@@ -352,13 +352,13 @@ def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exporte
 def test_in_8_bits_attention_is_one_operator_where_it_was_quicker_on_this_processor(
     tiny, tmp_path, monkeypatch, quicker
 ):
-    from edgepeft.runtime import prepacked, weights
+    from edgepeft.runtime import prepacked, session_pool
 
     write_backbone(open_backbone(str(with_outliers(tiny("bert", vocab_size=1100), tmp_path))), tmp_path, "int8")
     inputs = ragged(1, 9, {"vocab_size": 1100, "pad_token_id": 0})
     expected = Runtime(tmp_path, cache=False).last_hidden_state(inputs)
     costs, clock, asked, opened = {"packed": 1, "one_row": 1, "fused": 0.9 if quicker else 0.99}, [0.0], [], []
-    answer, open_session = prepacked._answer, weights.open_session
+    answer, open_session = prepacked._answer, session_pool.open_session
 
     def answered(session, *length):
         if length:  # in the trial, by turns
@@ -373,7 +373,7 @@ def test_in_8_bits_attention_is_one_operator_where_it_was_quicker_on_this_proces
     monkeypatch.setattr(prepacked, "_answer", answered)
     monkeypatch.setattr(prepacked, "_CLEARLY", 0.97)
     monkeypatch.setattr(prepacked, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(weights, "open_session", opening)
+    monkeypatch.setattr(session_pool, "open_session", opening)
     with Runtime(tmp_path) as runtime:
         found = runtime.last_hidden_state(inputs)
     assert len(asked) == 15 and len({*map(id, asked[:3])}) == 3

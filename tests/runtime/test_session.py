@@ -20,7 +20,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.device import machine
 from edgepeft.methods.base import methods
 from edgepeft.runtime import session as session_module
-from edgepeft.runtime import weights
+from edgepeft.runtime import session_pool
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import MAX_SESSIONS, SessionLru, most_sessions, session_options
 from edgepeft.training.exporting.bundle import export_bundle
@@ -101,15 +101,15 @@ def different(tiny, tmp_path_factory):
 def alive(monkeypatch):
     """The sessions on whole models that somebody still holds; at most four may be."""
     found = weakref.WeakSet()
-    plain = weights.Weights._open
+    plain = session_pool.SessionPool._open
 
     def opened(self, model):
         session = plain(self, model)
         found.add(session)
         return session
 
-    monkeypatch.setattr(weights.Weights, "_open", opened)
-    monkeypatch.setattr(weights, "most_sessions", lambda n_tensors: 4)
+    monkeypatch.setattr(session_pool.SessionPool, "_open", opened)
+    monkeypatch.setattr(session_pool, "most_sessions", lambda n_tensors: 4)
     return found
 
 

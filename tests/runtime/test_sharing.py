@@ -20,7 +20,7 @@ from tolerance import require_alike
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import methods
-from edgepeft.runtime import weights
+from edgepeft.runtime import session_pool
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 
@@ -51,8 +51,10 @@ def siblings(tiny, tmp_path_factory):
 def opened(monkeypatch):
     """Counts the sessions on whole models."""
     found = []
-    plain = weights.Weights._open
-    monkeypatch.setattr(weights.Weights, "_open", lambda self, model: found.append(plain(self, model)) or found[-1])
+    plain = session_pool.SessionPool._open
+    monkeypatch.setattr(
+        session_pool.SessionPool, "_open", lambda self, model: found.append(plain(self, model)) or found[-1]
+    )
     return found
 
 
@@ -65,7 +67,7 @@ def test_tasks_of_one_structure_share_a_session_and_keep_their_own_answers(sibli
         again = [runtime.logits(task, inputs) for task in tasks]
         assert len({id(runtime.session(task).shared) for task in tasks}) == 1
     assert len(opened) == 2  # the first task's, which goes, and that of all three
-    monkeypatch.setattr(weights, "make_inputs", lambda model, computed: None)
+    monkeypatch.setattr(session_pool, "make_inputs", lambda model, computed: None)
     with Runtime(siblings, threads=1, cache=False) as alone:
         for task, logits, later in zip(tasks, found, again, strict=True):
             require_alike(logits, alone.logits(task, inputs), siblings)

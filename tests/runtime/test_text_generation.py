@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, UnknownName, UsageError
-from edgepeft.runtime import weights
+from edgepeft.runtime import session_pool
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prediction import TextAnswer
 from edgepeft.runtime.runtime import Runtime
@@ -96,8 +96,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             found.append([])
             self.session.run_with_iobinding(binding)
 
-    plain = weights.Weights._open
-    monkeypatch.setattr(weights.Weights, "_open", lambda self, model: Counted(plain(self, model)))
+    plain = session_pool.SessionPool._open
+    monkeypatch.setattr(session_pool.SessionPool, "_open", lambda self, model: Counted(plain(self, model)))
     return found
 
 

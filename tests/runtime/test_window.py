@@ -17,7 +17,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import kind_named
-from edgepeft.training.settings import TrainSettings, filled
+from edgepeft.training.settings import TrainSettings, with_defaults
 
 POSITIONS = 64  # of the tiny model
 
@@ -65,10 +65,10 @@ def test_a_long_prompt_keeps_its_end(folder, tiny):
 def test_training_leaves_positions_for_the_target(tiny):
     backbone, kind = open_backbone(str(tiny("llama"))), kind_named("text")()
     lora = method_named("lora").from_settings({})
-    found = filled(TrainSettings(task="mood", kind="text"), backbone, lora, kind, longest_target=10)
+    found = with_defaults(TrainSettings(task="mood", kind="text"), backbone, lora, kind, longest_target=10)
     assert (found.max_length, found.max_target_length) == (POSITIONS - 10, 10)
     with pytest.raises(UsageError, match=r"54 of the 64 positions of .* are left to read with"):
-        filled(TrainSettings(task="mood", kind="text", max_length=60), backbone, lora, kind, longest_target=10)
+        with_defaults(TrainSettings(task="mood", kind="text", max_length=60), backbone, lora, kind, longest_target=10)
 
 
 @pytest.mark.parametrize(

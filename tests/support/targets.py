@@ -258,7 +258,7 @@ def rows(folder: Path) -> tuple[list[bytes], Target]:
                     columns = columns._replace(source=shape.source, target=shape.target)
                 bad = BadRows(path)
                 found = list(read_rows(path, labels=True, columns=columns, label_of=kind.label_text, bad=bad))
-                bad.settle(skip=False, some=bool(found))
+                bad.raise_or_warn(skip=False, some=bool(found))
         except EdgepeftError as error:
             outcome = "refused"
             if len(str(error)) > 100_000:

@@ -8,7 +8,16 @@ from verbs import edgepeft
 
 from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.device.profiles import load_profile
-from edgepeft.sweep.choice import Budget, Candidate, MethodCosts, Seconds, candidates, choose, costs_of, exported
+from edgepeft.sweep.choice import (
+    Budget,
+    Candidate,
+    MethodCosts,
+    Seconds,
+    candidates,
+    choose,
+    costs_of,
+    export_untrained,
+)
 from edgepeft.sweep.run import fold
 
 
@@ -72,7 +81,7 @@ def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
     # Of a process, which is never the same twice.
     monkeypatch.setattr("edgepeft.sweep.choice._base", lambda: 50_000_000)
     cards = [arms[0].cards[0] for arms in candidates(done).values()]
-    bundle = exported(cards, done.cells[0].options["backbone"], tmp_path)
+    bundle = export_untrained(cards, done.cells[0].options["backbone"], tmp_path)
     how = {"bundle": bundle, "profile": load_profile("rpi4"), "length": None}
     found = [costs_of(**how, tasks=n).values() for n in (1, 8)]
     (linear, eight_linear), (lora, eight_lora) = zip(*found, strict=True)

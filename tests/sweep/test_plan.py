@@ -32,7 +32,7 @@ def test_a_plan_tells_as_many_runs_as_its_sweep_has(swept, tmp_path):
     more = "sizes = [20, '50%']"
     sweep = swept(more=more)
     plan = read_plan(next(tmp_path.rglob("*.toml")))
-    assert plan.told == f"{len(sweep.cells)} runs of 2 methods (linear, lora:rank=2)"
+    assert plan.description == f"{len(sweep.cells)} runs of 2 methods (linear, lora:rank=2)"
 
 
 def test_a_grid_of_settings_is_their_product():

@@ -27,7 +27,7 @@ from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.training import engine
 from edgepeft.training.engine import SharedStates
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import resolved
+from edgepeft.training.settings import resolve_request
 
 
 def run(sweep, **how):
@@ -376,7 +376,7 @@ def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(al
     assert run(alike) == (ANY, {}) and not sweep.shared.exists()
     for cell in alike.cells:
         request = TrainRequest.model_validate(alike.options(cell))
-        found = resolved(request)
+        found = resolve_request(request)
         alone = train_delta(request.backbone, found.method, found.rows(), found.request, tmp_path / "alone", force=True)
         assert alone.delta.card == alike.card(cell)
 

@@ -133,7 +133,7 @@ def test_the_linear_head_is_least_squares_on_each_candidate_less_its_rows_mean()
             + np.outer(np.arange(k) == i, direction)
             for k, i in zip(counts, right, strict=True)
         ]
-        return KIND.read_by_head(states, counts), np.array([*zip(right, counts, strict=True)])
+        return KIND.baseline_features(states, counts), np.array([*zip(right, counts, strict=True)])
 
     parts = {name: made(n) for name, n in (("train", 300), ("eval", 50), ("test", 100))}
     states, targets = ({name: part[i] for name, part in parts.items()} for i in range(2))
@@ -147,7 +147,7 @@ def test_an_answer_is_a_candidate_with_the_softmax_of_its_row():
         {"sentence1": "t", "candidates": ["a", "b", "c"]},
     ]
     logits = np.array([[[0.0], [math.log(3)], [LOWEST]], [[math.log(2)], [0.0], [0.0]]], np.float32)
-    first, second = KIND.predictions("copa", logits, ["", "odd"], KIND.beside(given, [], None))
+    first, second = KIND.predictions("copa", logits, ["", "odd"], KIND.prediction_context(given, [], None))
     assert first.as_json() == {
         "task": "copa",
         "label": "blue",

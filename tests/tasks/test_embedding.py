@@ -15,7 +15,7 @@ from edgepeft.data.parts import task_data
 from edgepeft.data.row_grouping import grouped, places_of
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.tasks import embedding
-from edgepeft.tasks.base import stated
+from edgepeft.tasks.base import kind_from_card
 from edgepeft.tasks.embedding import Embedding
 
 NUMBERS = [1.0, 3.5, 0.0, 3.5, 2.0]
@@ -182,7 +182,7 @@ def test_vectors_have_changed_whose_directions_are_others():
 @pytest.mark.parametrize("chosen", [{"dims": 0}, {"dims": "3"}, {"dims": True}, {"scored": 1}])
 def test_a_damaged_card_is_refused(chosen):
     with pytest.raises(ValueError, match="whole number of dims"):
-        stated("embedding", None, "mean", chosen=chosen)
+        kind_from_card("embedding", None, "mean", chosen=chosen)
 
 
 def test_a_prediction_is_cut_to_its_first_numbers_and_of_length_one():

@@ -22,7 +22,7 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import names_of
 from edgepeft.data.row_grouping import grouped, places_of
 from edgepeft.graph.gradient.training import add_loss
-from edgepeft.tasks.base import TaskType, kind_named, kinds, requested_kind, stated
+from edgepeft.tasks.base import TaskType, kind_from_card, kind_named, kinds, requested_kind
 from edgepeft.training.engine import loss_of
 
 PACKAGE = Path(edgepeft.__file__).parent
@@ -33,7 +33,7 @@ NAMES = tuple("abcd")
 
 def of(name: str) -> TaskType:
     kind = kind_named(name)
-    return kind(NAMES if kind.has_labels else None, chosen=kind.begun(C))
+    return kind(NAMES if kind.has_labels else None, chosen=kind.initial_choices(C))
 
 
 def some(kind: TaskType) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def some(kind: TaskType) -> tuple[np.ndarray, np.ndarray]:
     if kind.whole_batch:
         return source.standard_normal((2 * B, C)).astype(np.float32), source.standard_normal(B).astype(np.float32)
     graph = kind.loss_graph(Writer(), "logits", "labels")
-    if kind.several:
+    if kind.several_texts:
         targets = np.stack([source.integers(0, PER_ROW), PER_ROW], axis=1)
         return (9 * source.standard_normal((sum(PER_ROW), kind.n_outputs))).astype(np.float32), targets
     logits = (9 * source.standard_normal((B, kind.n_outputs))).astype(np.float32)
@@ -83,7 +83,7 @@ def test_numpy_pytorch_and_onnx_have_one_loss(name):
     kind = of(name)
     logits, targets = some(kind)
     terms = kind.terms(targets)
-    places = places_of(per_row(kind)) if kind.several else None
+    places = places_of(per_row(kind)) if kind.several_texts else None
     of_rows = logits if places is None else grouped(logits, places)
     by_numpy = (kind.losses(of_rows, targets) * terms).sum() / terms.sum()
     by_torch = loss_of(kind, torch.from_numpy(logits), torch.from_numpy(targets), None, places).item()
@@ -112,7 +112,7 @@ def by_onnx(kind: TaskType, logits: np.ndarray, targets: np.ndarray, shares: np.
     add_loss(graph, kind)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
-    places = {"places": places_of(per_row(kind))} if kind.several else {}
+    places = {"places": places_of(per_row(kind))} if kind.several_texts else {}
     outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares, **places})
     return float(np.asarray(outputs[0]))
 
@@ -191,4 +191,4 @@ def test_the_short_forms_and_the_name_are_one_wish():
     with pytest.raises(UnknownName, match="Did you mean 'regression'"):
         requested_kind("regresion")
     with pytest.raises(ValueError, match="has labels"):
-        stated("classification", None, "mean")
+        kind_from_card("classification", None, "mean")

@@ -10,7 +10,7 @@ from sklearn import metrics
 from edgepeft.common.errors import DataError
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.tasks.base import stated
+from edgepeft.tasks.base import kind_from_card
 from edgepeft.tasks.labels import Labels
 
 NAMES = ("angry", "calm", "fast", "never")
@@ -148,4 +148,4 @@ def test_rows_of_every_label_are_divided_and_odd_ones_are_named():
 @pytest.mark.parametrize("thresholds", [[0.5], [0.5, 1.0], ["a", 0.5], 0.5, [0.5, float("nan")]])
 def test_thresholds_of_a_foreign_card_are_checked(thresholds):
     with pytest.raises(ValueError, match="thresholds lie between 0 and 1, one for each of 2 labels"):
-        stated("labels", ["a", "b"], "mean", chosen={"thresholds": thresholds})
+        kind_from_card("labels", ["a", "b"], "mean", chosen={"thresholds": thresholds})

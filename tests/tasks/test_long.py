@@ -21,7 +21,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.data.row_grouping import LOWEST, RowGrouping, mean_matrix, pooled, stitches_of
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tasks.base import stated
+from edgepeft.tasks.base import kind_from_card
 from edgepeft.training.exporting.bundle import export_bundle
 
 LENGTH, STRIDE = 12, 4
@@ -284,4 +284,4 @@ def _rounded(answer: dict[str, Any]) -> Any:
 def test_a_card_with_windows_that_cannot_be_is_refused(kind: str, chosen: dict[str, Any]):
     labels = ("a", "b") if kind in ("classification", "tokens") else None
     with pytest.raises(ValueError, match="windows"):
-        stated(kind, labels, "text" if kind == "text" else "mean", chosen=chosen)
+        kind_from_card(kind, labels, "text" if kind == "text" else "mean", chosen=chosen)

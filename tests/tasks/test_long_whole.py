@@ -187,7 +187,7 @@ def test_a_step_has_pytorchs_gradients_of_the_pooled_logits(each: Path, backbone
             by_row = [torch.stack([next(parts).mean(0) for _ in rows.per_text[i]]) for i in chosen]
             most = max(map(len, by_row))
             by_row = [torch.nn.functional.pad(row, (0, 0, 0, most - len(row)), value=-1e30) for row in by_row]
-            logits = torch.stack(by_row) if kind.several else torch.cat(by_row)
+            logits = torch.stack(by_row) if kind.several_texts else torch.cat(by_row)
         loss = kind.loss(logits, wanted)
         loss.backward()
         return {"loss": loss, **{name: p.grad for name, p in delta.tensors().items()}}

@@ -193,7 +193,7 @@ def test_places_of_an_answer_are_pythons_and_bytes_of_one_character_stay_togethe
             sequence_ids=[None, 0, None, 1, 1, 1, 1, 1], offsets=[(0, 0), (0, 1), (0, 0), *map(tuple, offsets)]
         )
     ]
-    (target,) = Spans().encoded([asked("q", text, at(6, "\U0001f600"))], SimpleNamespace(windows=[windows]))
+    (target,) = Spans().targets_at_tokens([asked("q", text, at(6, "\U0001f600"))], SimpleNamespace(windows=[windows]))
     assert target.wanted.tolist() == [[4, 6]]
     logits = np.full((1, 1, 8, 2), LOWEST)
     logits[0, 0, [0, 3, 4, 5, 6, 7]] = 0

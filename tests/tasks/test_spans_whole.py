@@ -218,7 +218,7 @@ def test_rows_and_answers_go_over_http(made: Path):
     body = Predictions(predictions=[one]).predictions[0]
     assert (body.text, body.answered, body.start, body.end) == ("w5 w6", True, 4, 9)
     answers = {"text": ["w5"], "answer_start": [0]}
-    assert TuneRow.model_validate({"text": "q", "second": "w5", "label": answers}).plain_label == answers
+    assert TuneRow.model_validate({"text": "q", "second": "w5", "label": answers}).in_file["label"] == answers
 
 
 @pytest.mark.parametrize("task", ["qa", "prompted", "alone"])

@@ -196,7 +196,7 @@ def test_words_past_the_cut_are_missed_and_counted(tmp_path):
     kind = Tokens(BIO)
     assert kind.score("entity_precision", read.targets, best) == 1 / 2  # of Łódź's two words one: another entity
     assert kind.errors(read.targets, best)["figures"]["entities_not_read"] == 1
-    assert kind.answered(rows, read.targets, best) == [["w5 (PER)", "w7 (LOC)"]]
+    assert kind.plain_answers(rows, read.targets, best) == [["w5 (PER)", "w7 (LOC)"]]
 
 
 def test_the_loss_is_the_mean_over_first_pieces():
@@ -212,8 +212,8 @@ def test_the_loss_is_the_mean_over_first_pieces():
         targets[i] = np.stack([at[i][places], places])
     assert kind.losses(logits, targets) == pytest.approx(kind.losses(logits, at))
     assert (kind.losses(logits, at) * kind.terms(at)).sum() / kind.terms(at).sum() == pytest.approx(expected.item())
-    flat = kind.read_by_head(list(logits), targets)
-    again = kind.of_rows(flat, targets)
+    flat = kind.baseline_features(list(logits), targets)
+    again = kind.logits_by_row(flat, targets)
     assert kind.losses(again, targets) == pytest.approx(kind.losses(logits, targets))
     assert spread(flat, [target[1] for target in targets]).shape == again.shape
 

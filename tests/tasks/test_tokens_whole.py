@@ -28,7 +28,7 @@ from edgepeft.data.words import Words, words_of
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
 from edgepeft.options.verbs import TuneSettings
-from edgepeft.runtime.inputs import packed, put, unpacked
+from edgepeft.runtime.inputs import pack_tokens, unpack_tokens, write_rows
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
@@ -250,8 +250,8 @@ def test_rows_and_answers_go_over_http(made: Path):
     body = Predictions(predictions=[answer.as_json()]).predictions[0]
     assert body.spans is not None and (body.spans[0].start, body.spans[0].label) == (2, "PER")
     row = TuneRow.model_validate({"text": "w5", "label": [{"start": 0, "end": 2, "label": "PER"}]})
-    assert row.plain_label == [{"start": 0, "end": 2, "label": "PER"}]
-    assert TuneRow.model_validate({"text": "w5", "label": ["B-PER"]}).plain_label == ["B-PER"]
+    assert row.in_file["label"] == [{"start": 0, "end": 2, "label": "PER"}]
+    assert TuneRow.model_validate({"text": "w5", "label": ["B-PER"]}).in_file["label"] == ["B-PER"]
 
 
 def test_words_are_taken_over_http_as_they_are(made: Path):
@@ -312,19 +312,19 @@ def test_a_step_has_pytorchs_gradients(made: Path, backbone: Path, tmp_path: Pat
 def test_packing_drops_padding_on_any_side_and_unpacking_puts_it_back():
     mask = np.array([[0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
     values = np.arange(24.0).reshape(3, 4, 2)
-    own = packed(values, mask, 0, -1.0)
+    own = pack_tokens(values, mask, 0, -1.0)
     assert own[:, 0].tolist() == [2, 4, 8, 10, 12, 14, 16]
-    assert (unpacked(own, mask) == values * mask[..., None]).all()
-    prompted = packed(values, mask, 2, -1.0)
+    assert (unpack_tokens(own, mask) == values * mask[..., None]).all()
+    prompted = pack_tokens(values, mask, 2, -1.0)
     assert prompted[:, 0].tolist() == [-1, -1, 2, 4, -1, -1, 8, 10, 12, 14, -1, -1, 16]
-    assert (unpacked(prompted, mask) == values * mask[..., None]).all()
+    assert (unpack_tokens(prompted, mask) == values * mask[..., None]).all()
 
 
 def test_a_graph_that_gives_other_logits_than_the_kind_has_is_refused():
     with pytest.raises(BundleError, match="logits of 4 tokens for 5 in 2 rows"):
-        unpacked(np.zeros((4, 3)), np.array([[1, 1, 1], [1, 1, 0]]))
+        unpack_tokens(np.zeros((4, 3)), np.array([[1, 1, 1], [1, 1, 0]]))
     with pytest.raises(BundleError, match="needs logits of each token, and its graph gives them of each row"):
-        put(np.zeros((2, 3, 5)), [0], np.zeros((1, 5)))
+        write_rows(np.zeros((2, 3, 5)), [0], np.zeros((1, 5)))
 
 
 @pytest.mark.slow

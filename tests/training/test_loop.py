@@ -29,7 +29,7 @@ from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import filled
+from edgepeft.training.settings import with_defaults
 
 KIND = Classification(("bad", "good"))
 OPTIONS = TrainSettings(task="mood", epochs=2, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
@@ -134,7 +134,7 @@ def test_the_head_has_a_rate_of_its_own_and_every_tensor_one_of_the_two(backbone
 
 
 def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(backbone):
-    options = filled(TrainSettings(task="t"), backbone, HOULSBY, KIND)
+    options = with_defaults(TrainSettings(task="t"), backbone, HOULSBY, KIND)
     assert options.lr == HOULSBY.learning_rate
     assert options.head_lr == 0.02
     assert (options.epochs, options.metric, options.head, options.max_length) == (None, "accuracy", "linear", 64)

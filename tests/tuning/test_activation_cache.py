@@ -19,7 +19,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.graph.prune_last_layer import read_rows
+from edgepeft.graph.prune_last_layer import picked_rows_name
 from edgepeft.methods.base import method_named
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
@@ -37,12 +37,12 @@ CASES = {
     "query": (
         "lora",
         {"rank": 2, "skip_layers": 2, "roles": ["query"]},
-        {*map(read_rows, ("layer.1.layer_output", "layer.2.query")), "layer.2.key", "layer.2.value"},
+        {*map(picked_rows_name, ("layer.1.layer_output", "layer.2.query")), "layer.2.key", "layer.2.value"},
     ),
     "inner": (
         "lora",
         {"rank": 2, "skip_layers": 2, "roles": ["ffn_output"]},
-        {*map(read_rows, ("layer.2.ffn_activation", "layer.2.ffn_output", "layer.2.attention_norm"))},
+        {*map(picked_rows_name, ("layer.2.ffn_activation", "layer.2.ffn_output", "layer.2.attention_norm"))},
     ),
     "context": (
         "lora",
@@ -113,7 +113,7 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     kept = TuningRun(opened, target, options, tmp_path, threads=1)
     whole = TuningRun(opened, target, options.model_copy(update={"prefix_cache": False}), tmp_path, threads=1)
     (state,) = kept.layout.split.states
-    assert state.by_row and (kept_at == "pooler" or state.name == read_rows(kept_at))
+    assert state.by_row and (kept_at == "pooler" or state.name == picked_rows_name(kept_at))
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
     whole.engine.trained = kept.engine.trained

@@ -21,7 +21,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.graph.cost import packed_bytes, peak_bytes
-from edgepeft.graph.shapes import sized
+from edgepeft.graph.shapes import value_specs
 from edgepeft.methods.base import method_named
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
@@ -47,15 +47,15 @@ def test_shapes_that_the_graph_computes_from_its_inputs_are_known():
             y = Reshape (x, shape)
         }"""
     )
-    assert sized(graph, {"batch": 5})["y"].shape == (5, 2, 3)
+    assert value_specs(graph, {"batch": 5})["y"].shape == (5, 2, 3)
     with pytest.raises(BundleError, match="open dimension 'batch'"):
-        sized(graph, {"length": 5})
+        value_specs(graph, {"length": 5})
 
 
 def test_a_shape_that_depends_on_values_is_refused():
     graph = model("g (float[batch] x) => (int64[a, b] y) { y = NonZero (x) }")
     with pytest.raises(BundleError, match=r"shape of y .* cannot be told"):
-        sized(graph, {"batch": 5})
+        value_specs(graph, {"batch": 5})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_shape_that_depends_on_values_is_refused():
 )
 def test_the_peak_is_that_of_a_count_by_hand(body, expected):
     graph = model(f"g (float[10, 10] x, float[10, 10] w) => (float y) {{ {body} }}")
-    assert peak_bytes(graph.graph, sized(graph, {})) == expected
+    assert peak_bytes(graph.graph, value_specs(graph, {})) == expected
 
 
 def test_a_matrix_counts_once_for_each_product_that_reads_it():

@@ -14,9 +14,9 @@ import pytest
 from node import run_node
 
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.runtime.inputs import read_by, tokenized
+from edgepeft.runtime.inputs import read_for_kind, tokenize
 from edgepeft.runtime.prediction import predictions
-from edgepeft.tasks.base import kinds, stated
+from edgepeft.tasks.base import kind_from_card, kinds
 
 from .test_tokens import odd_texts, tokenizer_of
 
@@ -107,14 +107,14 @@ def near(one, other):
 @pytest.mark.parametrize("name", TASKS)
 def test_answers_are_pythons(tmp_path, name):
     of_kind, labels, chosen, rows = TASKS[name]
-    kind = stated(of_kind, labels, "tokens" if of_kind in ("tokens", "spans") else "mean", chosen=chosen)
+    kind = kind_from_card(of_kind, labels, "tokens" if of_kind in ("tokens", "spans") else "mean", chosen=chosen)
     prompt = 3 if kind.per_token else 0  # its tokens have logits too
     tokenizer = tokenizer_of([*SINGLES[:-1], "Ada Lovelace came to London."])
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
     encoder = TextEncoder(tmp_path / "tokenizer.json", ["input_ids", "attention_mask"], 0)
-    read = read_by(kind, [tuple(row) if isinstance(row, list) else row for row in rows])
+    read = read_for_kind(kind, [tuple(row) if isinstance(row, list) else row for row in rows])
     entry = SimpleNamespace(task_kind=kind, n_outputs=kind.n_outputs, pairs=False, training={"epochs": 1})
-    batch = tokenized(encoder, read.texts, 24, kind)
+    batch = tokenize(encoder, read.texts, 24, kind)
     logits = logits_of(batch, kind)
     expected = [answer.as_json() for answer in predictions("task", entry, read, logits, batch)]
     facts = {"kind": kind.name, "labels": labels, "chosen": chosen, "step": None, "pairs": False, "trained": True}

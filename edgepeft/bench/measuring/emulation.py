@@ -270,6 +270,6 @@ def _residuals(profile: Profile, start: StartAt, quota: float) -> Iterator[Resid
         yield Residual("work on one thread (the reference)", "GFLOP/s", *rates, row.source)
 
 
-def settled(samples: Sequence[float], target: float) -> float | None:
+def rate_error(samples: Sequence[float], target: float) -> float | None:
     """Relative error of the rate in passes of the reference that ran in the rounds; None without any."""
     return target / (sum(samples) / len(samples)) - 1 if samples else None

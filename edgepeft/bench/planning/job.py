@@ -90,11 +90,11 @@ class Job:
 
     def task_kind(self) -> TaskType:
         """The task's kind, with labels that are numbers; one label of several, or a number, where none is named."""
-        from edgepeft.tasks.base import kind_named, stated  # most jobs have no task
+        from edgepeft.tasks.base import kind_from_card, kind_named  # most jobs have no task
 
         labels = tuple(map(str, range(self.n_labels)))
         if self.kind is None:
-            return stated(None, labels if self.n_labels > 1 else None, "")
+            return kind_from_card(None, labels if self.n_labels > 1 else None, "")
         kind = kind_named(self.kind)
         return kind(labels if kind.has_labels else None)
 

@@ -214,7 +214,7 @@ def check_request(request: BenchOptions) -> None:
 
 
 @dataclass(frozen=True)
-class ResolvedRequest:
+class PlannedRequest:
     """A request with its model, lengths and batches; ``rows`` is the batch size, ``notes`` are for people."""
 
     request: BenchOptions
@@ -258,7 +258,7 @@ class ResolvedRequest:
         )
 
 
-def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
+def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> PlannedRequest:
     """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
     if request.bundle is not None:
         subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
@@ -275,7 +275,7 @@ def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario,
     new_tokens = (request.new_tokens or _NEW_TOKENS) if subject.writes else 0
     rows = request.batch_size or scenario.batch_size
     batches = batches_of(sorted(lengths.values) if scenario.order == "sorted" else lengths.values, rows)
-    return ResolvedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes), new_tokens)
+    return PlannedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes), new_tokens)
 
 
 def _lengths(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
@@ -355,7 +355,7 @@ def expected_s(
     return low, high
 
 
-def in_words(ends: tuple[float, float]) -> str:
+def duration_text(ends: tuple[float, float]) -> str:
     """``about 3 to 8 minutes``, or one figure where both are the same."""
     low, high = (f"{end:.0f}" if ends[1] < 90 else f"{end / 60:.0f}" for end in ends)
     unit = "seconds" if ends[1] < 90 else "minutes"

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.common.errors import DataError, UnknownName, UsageError, named
-from edgepeft.common.messages import in_words
+from edgepeft.common.errors import DataError, UnknownName, UsageError, look_up
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.resources import data_folder, read_toml
 
 SCENARIOS, LENGTHS = "bench/scenarios", "bench/scenarios/lengths"  # of what comes with edgepeft
@@ -78,11 +78,11 @@ def load_scenario(name: str) -> Scenario:
     """Read a shipped scenario by its name, or another by its file."""
     path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
-        path = named("scenario", name, shipped(SCENARIOS))
+        path = look_up("scenario", name, shipped(SCENARIOS))
     try:
         return Scenario.model_validate(read_toml(path))
     except ValidationError as error:
-        raise DataError(f"{path}: {in_words(error, 'the scenario')}.") from error
+        raise DataError(f"{path}: {mistakes_text(error, 'the scenario')}.") from error
 
 
 @dataclass(frozen=True)

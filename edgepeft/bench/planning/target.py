@@ -29,7 +29,7 @@ from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.common.resources import package_data, sha256_of
 from edgepeft.common.task_name import GRAPH, WEIGHTS, named_after
-from edgepeft.tasks.base import stated
+from edgepeft.tasks.base import kind_from_card
 
 if TYPE_CHECKING:
     from edgepeft.bundle.delta import Delta
@@ -138,7 +138,7 @@ def _subject(name: str, bundle: Bundle, tasks: Iterable[str], **facts: Any) -> B
     found = []
     for task in tasks:
         entry = bundle.entry(task)
-        kind, told = entry.task_kind.name, stated(None, entry.labels, "").name  # the second: by its outputs alone
+        kind, told = entry.task_kind.name, kind_from_card(None, entry.labels, "").name  # by its outputs alone
         known = task, entry.method, entry.hyperparameters, entry.n_outputs, entry.prompt_length
         found.append(BenchedTask(*known, None if kind == told else kind, entry.method in everything, entry.untunable))
     return BenchSubject(name, bundle, tuple(found), **facts)

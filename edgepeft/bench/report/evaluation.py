@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field, field_validator
 from edgepeft.bench.report.page import BLUE, GREY, Cell, Section
 from edgepeft.bench.result.parts import Part
 from edgepeft.data import by_class
-from edgepeft.tasks.base import stated
+from edgepeft.tasks.base import kind_from_card
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,14 +68,14 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
             bins = [each for each in getattr(found.bins, which) if each.rows]
             places = [each.confidence for each in bins], [each.accuracy for each in bins]
             error = getattr(found.ece, which)
-            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {by_class.rounded(error)}")
+            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {by_class.score_text(error)}")
         axis.set(xlabel="probability of the answer", ylabel="share of answers that are right", xlim=(0, 1), ylim=(0, 1))
         axis.legend(frameon=False)
 
     n = sum(each.rows for each in found.bins.after)
     text = (
         f"{name}. {n} rows in bins of equal width; temperature {found.temperature:.3f}, expected calibration error "
-        f"{by_class.rounded(found.ece.before)} without it and {by_class.rounded(found.ece.after)} with it."
+        f"{by_class.score_text(found.ece.before)} without it and {by_class.score_text(found.ece.after)} with it."
     )
     rows: list[tuple[Cell, ...]] = [
         (_WITH[which], each.rows, round(each.confidence, 4), round(each.accuracy, 4))
@@ -152,13 +152,13 @@ class EvalSummary(Errors):
 def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Section]:
     """Two tables for each document."""
     for number, (name, found) in enumerate(documents):
-        text = f"{name}. {found.metric} {by_class.rounded(found.score)} on {found.rows} rows ({found.averaged})."
+        text = f"{name}. {found.metric} {by_class.score_text(found.score)} on {found.rows} rows ({found.averaged})."
         title = "errors by class" if found.by_class or found.figures is None else "scores"
         if found.headline:
             figures = by_class.headline_rows([each.model_dump() for each in found.headline], {})
             yield Section(f"headline-{number}", f"{found.task}: figures", f"{name}. On {found.rows:,} rows.", *figures)
         classes = by_class.class_rows(found.model_dump(exclude_none=True))
-        absent = by_class.unseen(found.model_dump())
+        absent = by_class.labels_without_rows(found.model_dump())
         notes = [f"no row has the label {', '.join(absent)}: left out"] if absent else []
         yield Section(f"classes-{number}", f"{found.task}: {title}", text, *classes, notes=notes)
         if found.confusion:
@@ -183,11 +183,11 @@ def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Itera
     texts, p = any(each.text for each in found), any(each.label_probability is not None for each in found)
     shown: list[tuple[str, Callable[[WorstRow], Cell]]] = [("row", lambda each: each.row)]
     shown += [("text", lambda each: each.text)] if texts else []
-    shown += [("label", lambda each: by_class.in_words(each.label))]
-    shown += [("its p", lambda each: by_class.rounded(each.label_probability))] if p else []
-    shown += [("answer", lambda each: by_class.in_words(each.answer))]
-    shown += [("its p", lambda each: by_class.rounded(each.answer_probability))] if p else []
-    shown += [] if p else [("loss", lambda each: by_class.rounded(each.loss))]
+    shown += [("label", lambda each: by_class.answer_text(each.label))]
+    shown += [("its p", lambda each: by_class.score_text(each.label_probability))] if p else []
+    shown += [("answer", lambda each: by_class.answer_text(each.answer))]
+    shown += [("its p", lambda each: by_class.score_text(each.answer_probability))] if p else []
+    shown += [] if p else [("loss", lambda each: by_class.score_text(each.loss))]
     if found:
         rows = [[of(each) for _, of in shown] for each in found]
         yield Section(key, title, text, [name for name, _ in shown], rows)
@@ -242,7 +242,7 @@ class TrainingCard(Part):
 
 
 def _how(card: TrainingCard, metric: str) -> str:
-    return stated(card.kind, card.labels, card.head_reads).averaged(metric)
+    return kind_from_card(card.kind, card.labels, card.head_reads).averaged(metric)
 
 
 def evaluation_of(card: TrainingCard) -> EvalSummary | None:

@@ -132,7 +132,7 @@ def plain_svg(section: Section, *, transparent: bool = False) -> bytes:
     inks = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style: dict[Any, Any] = dict.fromkeys(inks, _INK)
     style |= {"svg.hashsalt": section.key, "font.family": "sans-serif"}
-    with plotting.styled(), matplotlib.rc_context(style):
+    with plotting.plot_style(), matplotlib.rc_context(style):
         figure = Figure(figsize=section.inches, layout="constrained")
         section.draw(figure.add_subplot())
         written = io.BytesIO()

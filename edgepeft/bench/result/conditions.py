@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import edgepeft
-from edgepeft.bench.measuring.emulation import CalibrationRecord, Setting, settled
+from edgepeft.bench.measuring.emulation import CalibrationRecord, Setting, rate_error
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import LimitsInForce, LimitsRequested, ProfileLimits, ProfileRecord
@@ -72,7 +72,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
     if one is None:
         return None
     series = {each.unit.workload: tuple(each.reference.seconds) for each in measured}
-    errors = {workload: settled(samples, one.device_s) for workload, samples in series.items()}
+    errors = {workload: rate_error(samples, one.device_s) for workload, samples in series.items()}
     return replace(one, in_rounds_s=series, in_rounds_error=errors)
 
 

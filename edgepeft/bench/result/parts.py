@@ -14,7 +14,7 @@ from pydantic_core import PydanticKnownError
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.resources import bytes_at
 
 _MAX_BYTES = 100_000_000
@@ -131,5 +131,5 @@ def read_document(path: Path, schema: type[_Document]) -> _Document:
     except OSError as error:
         raise DataError(f"{path} cannot be read as a result: {error.strerror}.") from error
     except ValidationError as error:
-        wrong = in_words(error, "the result")
+        wrong = mistakes_text(error, "the result")
         raise DataError(f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out.") from None

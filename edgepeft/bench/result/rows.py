@@ -14,7 +14,7 @@ from edgepeft.bench.measuring.emulation import Setting
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole
+from edgepeft.bench.planning.plan import PlannedRequest, Unit, UnitRole
 from edgepeft.bench.result import schema, statistics
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device.profiles import Profile
@@ -22,7 +22,7 @@ from edgepeft.device.sensors import Meter
 
 
 def result_rows(
-    measured: Sequence[Measured], work: ResolvedRequest, setting: Setting, *, meter: Meter | None, rounds: int
+    measured: Sequence[Measured], work: PlannedRequest, setting: Setting, *, meter: Meter | None, rounds: int
 ) -> tuple[schema.BenchRow, ...]:
     """One row per unit, ratios to the others of its workload included; ``rounds`` were asked for."""
     made, architecture = [], work.subject.architecture
@@ -66,7 +66,7 @@ def result_rows(
     return tuple(made)
 
 
-def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> schema.BenchRow:
+def row_of(work: PlannedRequest, unit: Unit, threads: int, **figures: Any) -> schema.BenchRow:
     """The row of a unit, with these ``figures``."""
     used = [n for batch in work.batches for n in batch]
     padded = sum(len(batch) * max(batch) for batch in work.batches)

@@ -219,7 +219,7 @@ def finetune_onnxruntime(job: Job) -> Prepared:
         ]
         labels, beside = _targets(job, inputs["attention_mask"], architecture)
         shares = np.full(len(labels), 1 / kind.terms(labels).sum(), np.float32)
-        counts = kind.made_per_row(rows)
+        counts = kind.synthetic_per_row(rows)
         per_row = None if counts is None else np.array(counts)
         read = inputs["attention_mask"] != 0 if kind.passages else None
 
@@ -267,7 +267,7 @@ def finetune_pytorch(job: Job, wrap: Callable[[Logits], Logits] = lambda logits:
         inputs = batch_tensors(job, batch)
         targets, beside = _targets(job, inputs["attention_mask"].numpy(), backbone.architecture)
         given = {name: torch.from_numpy(values) for name, values in beside.items()}
-        counts = kind.made_per_row(len(inputs["input_ids"]))
+        counts = kind.synthetic_per_row(len(inputs["input_ids"]))
         places = None if counts is None else places_of(counts)
         places = token_places(inputs["attention_mask"].numpy() != 0) if kind.passages else places
         found = logits({**inputs, **given})

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.by_class import p_value, rounded
+from edgepeft.data.by_class import p_value, score_text
 from edgepeft.data.training_loop.engine import SCORED_ROWS, Scored, TrainingEngine
 from edgepeft.tasks.base import TaskType
 
@@ -28,7 +28,7 @@ _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the m
 Values = NDArray[Any]  # of rows: targets, or outputs, as the kind of the task has them
 
 
-def compared_with(
+def compare_with_baselines(
     engine: TrainingEngine,
     rows: Mapping[str, Encoded],
     test: Scored,
@@ -47,7 +47,7 @@ def compared_with(
     targets = {part: each.targets for part, each in rows.items()}
     if kind.gives_vectors:
         states = _states(engine, rows, {"test": _spread(len(targets["test"]), None)}, kind, advance)
-        answers = {FROZEN: (kind, kind.frozen(states["test"]))}
+        answers = {FROZEN: (kind, kind.baseline_outputs(states["test"]))}
     else:
         answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
     if not (head_alone or kind.gives_vectors):
@@ -59,7 +59,11 @@ def compared_with(
     found = {}
     for name, (own, values) in answers.items():
         scores = {each: own.score(each, of_test, values) for each in dict.fromkeys([metric, *beside])}
-        found[name] = {"test": scores[metric], "scores": scores, **compared(delta, own.row_errors(of_test, values))}
+        found[name] = {
+            "test": scores[metric],
+            "scores": scores,
+            **compare_answers(delta, own.row_errors(of_test, values)),
+        }
     return found
 
 
@@ -70,18 +74,18 @@ def _states(
     kind: TaskType,
     advance: Callable[[int, int], None],
 ) -> dict[str, Values]:
-    """Compute the states of each part's chosen rows, as ``read_by_head`` has them."""
+    """Compute the states of each part's chosen rows, as ``baseline_features`` has them."""
     states, total, done = {}, sum(map(len, chosen.values())), 0
     for part, places in chosen.items():
         values, lengths = [np.zeros(0, np.float32)] * len(places), rows[part].lengths
         for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
             found = rows[part].of_texts(engine.states(part, of := [places[i] for i in batch]), of)
-            ends = np.cumsum(rows[part].texts(of) if kind.several else np.ones(len(of), int))[:-1]
+            ends = np.cumsum(rows[part].texts(of) if kind.several_texts else np.ones(len(of), int))[:-1]
             for place, state in zip(batch, np.split(found, ends), strict=True):
-                values[place] = state if kind.several else state[0]
+                values[place] = state if kind.several_texts else state[0]
             done += len(batch)
             advance(done, total)
-        states[part] = kind.read_by_head(values, rows[part].targets[places])
+        states[part] = kind.baseline_features(values, rows[part].targets[places])
     return states
 
 
@@ -110,7 +114,7 @@ def linear_head(
     rotated = vectors.T @ products
 
     def outputs(part: str, weights: Values) -> Values:
-        return kind.outputs(kind.of_rows((states[part] - mean) @ weights + base, targets[part]))
+        return kind.outputs(kind.logits_by_row((states[part] - mean) @ weights + base, targets[part]))
 
     best: tuple[float, TaskType, Values] | None = None
     for strength in _STRENGTHS:
@@ -130,7 +134,7 @@ def mcnemar(only_one: int, only_other: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
-def compared(delta: Values, other: Values) -> dict[str, Any]:
+def compare_answers(delta: Values, other: Values) -> dict[str, Any]:
     """Compare a delta's answers with another's by how far off they are: rows where one is nearer, and p."""
     wins = np.sign(other - delta)
     won, lost = int((wins > 0).sum()), int((wins < 0).sum())
@@ -144,13 +148,13 @@ def too_few_to_tell(metrics: Mapping[str, Any]) -> bool:
     return all(mcnemar(0, each["only_delta"] + each["only_this"]) >= SIGNIFICANT for each in found)
 
 
-def unbeaten(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def unbeaten_baselines(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each baseline that the delta is not better than beyond chance, with a sentence that says so."""
     for name, found in metrics.get("baselines", {}).items():
         if not found["beaten"]:
             sentence = (
-                f"not better than the {name} beyond chance: {metrics['metric']} {rounded(metrics['test'])} "
-                f"against {rounded(found['test'])}, {found['only_delta']} of {metrics['n_test']} test rows right here "
-                f"alone and {found['only_this']} there alone (McNemar's p {p_value(found['p'])})"
+                f"not better than the {name} beyond chance: {metrics['metric']} {score_text(metrics['test'])} "
+                f"against {score_text(found['test'])}, {found['only_delta']} of {metrics['n_test']} test rows right "
+                f"here alone and {found['only_this']} there alone (McNemar's p {p_value(found['p'])})"
             )
             yield name, sentence

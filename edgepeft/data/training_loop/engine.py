@@ -45,7 +45,7 @@ def score_rows(
     With ``choose`` the kind first chooses on these rows what it does (thresholds).  A loss of a whole batch is that of
     all these.
     """
-    kinds, batches = kind.pooling() if choose else (kind,), sorted_batches(rows.lengths, SCORED_ROWS)
+    kinds, batches = kind.pool_candidates() if choose else (kind,), sorted_batches(rows.lengths, SCORED_ROWS)
     parts: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in kinds]  # of each kind outputs, losses and logits
     for chosen in batches:
         logits = logits_of(chosen)

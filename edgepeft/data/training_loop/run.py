@@ -21,7 +21,7 @@ from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.data.by_class import headline, headline_metrics, mislabelled, shown_row, worst_of
 from edgepeft.data.parts import TaskData
 from edgepeft.data.row_grouping import Spread
-from edgepeft.data.training_loop.baselines import compared_with
+from edgepeft.data.training_loop.baselines import compare_with_baselines
 from edgepeft.data.training_loop.checkpoint import Diverged, Position, load_checkpoint, save_checkpoint
 from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, dropout_mask
 from edgepeft.options.base import TrainingLoopOptions
@@ -305,7 +305,7 @@ class TrainingLoop:
 
     def _chosen(self) -> Arrays:
         """Have the kind choose on the evaluation rows, and calibrate; return what is kept of these rows."""
-        if not (self.kind.chooses or self.kind.calibrates or len(self.kind.pooling()) > 1):
+        if not (self.kind.chooses or self.kind.calibrates or len(self.kind.pool_candidates()) > 1):
             return {}
         scored, targets = self.score("eval"), self.rows["eval"].targets
         self.kind, self.pools = scored.kind, dict(scored.pools)
@@ -316,7 +316,7 @@ class TrainingLoop:
 
     def _errors(self, test: Scored, known: Any) -> dict[str, Any]:
         kind, rows, targets = self.kind, self.data.test, self.rows["test"].targets
-        expected, answers = map(kind.expected, rows), kind.answered(rows, targets, test.outputs)
+        expected, answers = map(kind.expected, rows), kind.plain_answers(rows, targets, test.outputs)
         more: Any = [{}] * len(rows) if test.logits is None else kind.probabilities(targets, test.logits)
         shown = [*map(shown_row, rows, expected, answers, test.losses.tolist(), more)]
         found = {**kind.errors(known, test.outputs), "worst": worst_of(shown)}
@@ -328,7 +328,7 @@ class TrainingLoop:
     def _baselines(self, test: Scored) -> dict[str, Any]:
         if not self.kind.has_baselines:
             return {}
-        return compared_with(
+        return compare_with_baselines(
             self.engine,
             self.rows,
             test,

@@ -27,7 +27,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import modules_of
 from edgepeft.graph.protos import ancestors, attributes, constant, reads, writers
 from edgepeft.graph.quantise import integer_products
-from edgepeft.graph.shapes import Spec, sized
+from edgepeft.graph.shapes import Spec, value_specs
 from edgepeft.graph.splice import prompt_in
 
 Extent = tuple[int, ...]  # of one axis, in each sample
@@ -163,7 +163,7 @@ def specs_of(
     tokens = sum(lengths) + prompt * len(lengths)
     sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
     sizes |= {"rows": rows or len(lengths), "most": most, "texts": (rows or len(lengths)) + _TEXTS}
-    return sized(model, sizes, {"attention_mask": mask})
+    return value_specs(model, sizes, {"attention_mask": mask})
 
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16}

@@ -32,10 +32,20 @@ from edgepeft.data.row_grouping import LOWEST
 from edgepeft.graph.contract import Contract, all_used, closed, one_writer, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.gradient.rule import Backward, differentiate
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, is_of_loader, named, without_prefix
-from edgepeft.graph.protos import copied, floats, followed, integers, properties, writers
+from edgepeft.graph.names import (
+    LABELS,
+    LOGITS,
+    LOSS,
+    PLACES,
+    POOLING,
+    SHARES,
+    is_of_loader,
+    with_prefix,
+    without_prefix,
+)
+from edgepeft.graph.protos import copied, floats, integers, properties, trace_back, writers
 from edgepeft.graph.shapes import Spec
-from edgepeft.tasks.base import TaskType, stated
+from edgepeft.tasks.base import TaskType, kind_from_card
 
 DROPPED = "edgepeft.dropped"  # of a delta graph: the head's weights whose products read what dropout leaves
 # By kind of head, of graphs that were exported before they said so themselves.
@@ -77,7 +87,9 @@ def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
         rate = float(card.get("head_dropout", 0.0))
         names = json.loads(facts[DROPPED]) if DROPPED in facts else _UNDECLARED.get(card["head"], _LAST)
         dropped = tuple(names) if rate > 0 else ()
-        kind = stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=card.get("chosen") or {})
+        kind = kind_from_card(
+            card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=card.get("chosen") or {}
+        )
         dropouts = tuple((rate, stored[name].dims[1]) for name in dropped)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise BundleError(
@@ -103,11 +115,11 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
         writer, kept = writers(graph), f"dropout/{i}"
         products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
-        product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
+        product = next((p for p in products if trace_back(p.input[1], writer, {"Transpose"})[-1] == weight), None)
         if product is None:
             raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
-        graph.node.append(helper.make_node("Mul", [product.input[0], named("dropout", i)], [kept], name=kept))
-        graph.input.append(floats(named("dropout", i), ["tokens" if facts.kind.per_token else "batch", width]))
+        graph.node.append(helper.make_node("Mul", [product.input[0], with_prefix("dropout", i)], [kept], name=kept))
+        graph.input.append(floats(with_prefix("dropout", i), ["tokens" if facts.kind.per_token else "batch", width]))
         product.input[0] = kept
     add_loss(graph, facts.kind)
     prune(graph)
@@ -125,7 +137,7 @@ def with_gradients(
     model = copied(forward)
     found = differentiate(model.graph, LOSS, facts.leaves, samples, backward)
     for name, value in found.items():
-        output = named("gradient", name)
+        output = with_prefix("gradient", name)
         model.graph.node.append(helper.make_node("Identity", [value], [output], name=output))
         spec = samples[0][name]
         model.graph.output.append(helper.make_tensor_value_info(output, spec.kind, spec.shape))
@@ -145,9 +157,9 @@ def add_loss(graph: onnx.GraphProto, kind: TaskType) -> None:
     add, logits = Writer("loss/"), LOGITS
     op, zero = add.op, add.number(0)
     if kind.pooled:
-        graph.input.append(floats(POOLING, ["texts" if kind.several else "rows", "batch"]))
+        graph.input.append(floats(POOLING, ["texts" if kind.several_texts else "rows", "batch"]))
         logits = op("MatMul", POOLING, logits)
-    if kind.several:
+    if kind.several_texts:
         graph.input.append(integers(PLACES, ["rows", "most"]))
         missing = op("Less", op("Unsqueeze", PLACES, add.ints(-1)), zero)
         found = op("Gather", logits, op("Max", PLACES, zero), axis=0)
@@ -155,7 +167,7 @@ def add_loss(graph: onnx.GraphProto, kind: TaskType) -> None:
     loss = kind.loss_graph(add, logits, LABELS)
     op("ReduceSum", op("Mul", loss.of_rows, SHARES), output=LOSS, keepdims=0)
     add.add_to(graph)
-    rows = "rows" if kind.several or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
+    rows = "rows" if kind.several_texts or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
     of_labels = TensorProto.INT64 if loss.integers else TensorProto.FLOAT
     graph.input.append(helper.make_tensor_value_info(LABELS, of_labels, (rows, *loss.dims[1:])))
     graph.input.append(floats(SHARES, [rows]))

@@ -37,7 +37,7 @@ from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE
 from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TextHashes, WeightsDtype
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
-from edgepeft.graph.protos import copied, floats, matched, replace, writers
+from edgepeft.graph.protos import copied, floats, match_chain, replace, writers
 from edgepeft.graph.quantise import projections, quantise, quantised_tensors
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.session import open_session
@@ -120,8 +120,8 @@ def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDAr
     readers = defaultdict[str, tuple[str, ...]](tuple)
     for node in projections(model.graph):
         readers[node.input[0]] += (node.input[1],)
-    normed = {x for x in readers if matched(x, writer, "LayerNormalization")}
-    values = _values(model, backbone, [x for x in readers if x in normed or matched(x, writer, *MERGED)])
+    normed = {x for x in readers if match_chain(x, writer, "LayerNormalization")}
+    values = _values(model, backbone, [x for x in readers if x in normed or match_chain(x, writer, *MERGED)])
     behind_norms: dict[str, NDArray[np.float32]] = {}
     behind_attention: dict[str, NDArray[np.float32]] = {}
     errors = []

@@ -29,7 +29,7 @@ from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.bundle.delta import MAX_LENGTH, Delta, new_delta
 from edgepeft.bundle.manifest import DeltaDtype, Manifest, TemplateEntry, WeightsDtype
-from edgepeft.bundle.versions import put
+from edgepeft.bundle.versions import write_task_file
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.progress import Stage, messages, stages
@@ -39,7 +39,7 @@ from edgepeft.data.rows import SENTENCES, Columns, verify_columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 from edgepeft.device import machine
 from edgepeft.device.profiles import load_profile
-from edgepeft.graph.names import adapted
+from edgepeft.graph.names import adapted_name
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import OPEN
 from edgepeft.heads.base import head_named
@@ -203,7 +203,10 @@ def write_template(bundle: Bundle, backbone: Backbone, model: nn.Module, method:
     delta, axes = _open_delta(backbone, method, name)
     graph = export_delta(delta, backbone)
     for value in (*graph.graph.input, *graph.graph.output):
-        if value.name in (Role.POOLED_LABELS, adapted(Role.POOLED_LABELS)):  # how many edges of how many nodes is open
+        if value.name in (
+            Role.POOLED_LABELS,
+            adapted_name(Role.POOLED_LABELS),
+        ):  # how many edges of how many nodes is open
             for dim, of in zip(value.type.tensor_type.shape.dim[1:], ("nodes", "edges"), strict=True):
                 dim.dim_param = of
     graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
@@ -218,7 +221,7 @@ def write_template(bundle: Bundle, backbone: Backbone, model: nn.Module, method:
         exact = open_session(whole, file.parent)
     prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, exact=exact)
     for suffix, content in prepared.content.items():
-        put(where.with_name(f"{name}{suffix}"), content)
+        write_task_file(where.with_name(f"{name}{suffix}"), content)
     templates = {**bundle.manifest.templates, name: TemplateEntry.model_validate(prepared.entry.model_dump())}
     bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})
     bundle.manifest.write(bundle.folder)

@@ -21,7 +21,7 @@ from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
-from edgepeft.runtime.inputs import texts_of, tokenized
+from edgepeft.runtime.inputs import texts_of, tokenize
 from edgepeft.tasks.base import TaskType
 
 ROWS = 64
@@ -65,19 +65,20 @@ def data_check(delta: Delta, backbone: Backbone, model: nn.Module, source: Sourc
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
     texts, per_row = kind.read(list(read_rows(source, labels=False, columns=columns)))
-    batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
+    batch = tokenize(backbone.encoder(), texts_of_kind(texts, delta.card.pairs), delta.card.max_length, kind)
     targets: NDArray[Any] | None = None
     with contextlib.suppress(DataError):  # a file of texts alone, or one of another task's, gives no metric
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
         rows = list(read_rows(source, labels=True, columns=columns, **how))
-        targets = None if any(kind.unknown_label(row) is not None for row in rows) else kind.encoded(rows, batch)
+        unknown = any(kind.unknown_label(row) is not None for row in rows)
+        targets = None if unknown else kind.targets_at_tokens(rows, batch)
     grouping = kind.grouping(batch, per_row)
     return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 
 
 def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
     """The bytes of a check file for this delta; fewer texts than 64 are repeated in other company."""
-    rows = list(islice(cycle(fitted(texts, delta.card.pairs)), ROWS))
+    rows = list(islice(cycle(texts_of_kind(texts, delta.card.pairs)), ROWS))
     inputs = backbone.encoder().encode(rows, delta.card.max_length).inputs
     if delta.card.writes:
         return _text_check(delta, model, inputs).pack()
@@ -122,7 +123,7 @@ def _tensors(arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
-def fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:
+def texts_of_kind(texts: Sequence[Text], pairs: bool) -> list[Text]:
     """Texts of the task's kind: a pair task reads each text with its successor."""
     if not pairs:
         return [Text(text.first) for text in texts]

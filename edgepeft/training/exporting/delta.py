@@ -33,7 +33,7 @@ from edgepeft.graph import names
 from edgepeft.graph.cut import rename_values, strip
 from edgepeft.graph.external_data import DRAWN, RECIPE, store_external
 from edgepeft.graph.gradient.training import DROPPED
-from edgepeft.graph.half import STORED, rounded, store_in_half
+from edgepeft.graph.half import STORED, round_to_half, store_in_half
 from edgepeft.graph.protos import external_tensors, replace
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Drawn
@@ -64,7 +64,7 @@ def export_delta(
     replaced = delta.override_tensors if delta.generator is None else delta.generator.names
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *replaced)}
     if parts.outputs:
-        model = traced(parts, list(parts.inputs.values()), _dims(parts), len(parts.outputs))
+        model = export_module(parts, list(parts.inputs.values()), _dims(parts), len(parts.outputs))
     else:  # of overrides alone
         model = helper.make_model(
             helper.make_graph([], "delta", [], []), opset_imports=[helper.make_opsetid("", OPSET)]
@@ -80,19 +80,19 @@ def export_delta(
             model.graph.initializer.append(external_tensor(place))
         else:
             model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
-        _give(model.graph, source, names.named("override", stored[name]), tensor.shape)
+        _add_output(model.graph, source, names.with_prefix("override", stored[name]), tensor.shape)
     for name, values in (parts.trie.values if parts.trie else {}).items():
-        if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
-            model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
-        _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
-    _mark(model, delta, _leave_to_the_loader(model.graph, delta, stored))
+        if names.labels_name(name) not in {tensor.name for tensor in model.graph.initializer}:
+            model.graph.initializer.append(numpy_helper.from_array(values, names.labels_name(name)))
+        _add_output(model.graph, names.labels_name(name), names.adapted_name(name), values.shape, TensorProto.INT64)
+    _mark(model, delta, _declare_loader_inputs(model.graph, delta, stored))
     if half:
         store_in_half(model.graph)
     if own and weights is not None:
         named = {f"override/{stored[name]}": tensor.detach().numpy() for name, tensor in own.items()}
         outside = [*external_tensors(model.graph)]
         whole = {tensor.name: tensor.name.removesuffix(STORED) for tensor in outside}
-        content = ((at, named[name] if at == name else rounded(name, named[name])) for at, name in whole.items())
+        content = ((at, named[name] if at == name else round_to_half(name, named[name])) for at, name in whole.items())
         store_external(outside, content, weights, beside)
     check_standard(model)
     return model
@@ -117,7 +117,7 @@ class _Parts(nn.Module):
             owner = PackedIndex.POSITION if "position" in needs(module) else name
             site = delta.architecture.site(name)
             self.sources[name] = [self._source(site, wanted, owner) for wanted in needs(module)]
-            self.outputs.append(names.adapted(name))
+            self.outputs.append(names.adapted_name(name))
         if delta.card.writes:
             return
         self.pooled = self._pooled()
@@ -195,8 +195,8 @@ class _Parts(nn.Module):
 
     def _borrow(self, tensor: str, shape: tuple[int, ...]) -> str:
         self.borrowed.append(tensor)
-        self.inputs[names.named("weight", tensor)] = torch.zeros(shape)
-        return names.named("weight", tensor)
+        self.inputs[names.with_prefix("weight", tensor)] = torch.zeros(shape)
+        return names.with_prefix("weight", tensor)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Values in the order of ``inputs`` -> values in the order of ``outputs``."""
@@ -207,7 +207,7 @@ class _Parts(nn.Module):
             return tuple(adapted.values())
         site = self.delta.card.pooling.site
         pooled = adapted[site] if site in adapted else self.pooled({**given, **adapted})
-        weights = (given[names.named("weight", tensor)] for tensor in self.delta.head.reads)
+        weights = (given[names.with_prefix("weight", tensor)] for tensor in self.delta.head.reads)
         return (*adapted.values(), self.delta.head(pooled, *weights))
 
 
@@ -242,7 +242,9 @@ def _name_dims(graph: onnx.GraphProto, architecture: Architecture, *, per_token:
 def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     """Exporter's names -> ours: sites and tensors for inputs and outputs, delta.safetensors' for weights."""
     split = [(name, *names.without_prefix(name)) for name in parts.inputs]
-    on_file = {name: names.named("weight", stored[rest]) if kind == "weight" else name for name, kind, rest in split}
+    on_file = {
+        name: names.with_prefix("weight", stored[rest]) if kind == "weight" else name for name, kind, rest in split
+    }
     new = {f"in_{i}": name for i, name in enumerate(on_file.values())}
     new |= {f"out_{i}": name for i, name in enumerate(parts.outputs)}
     on_disk = {id(tensor): name for name, tensor in parts.delta.tensors().items()}
@@ -250,36 +252,38 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
     modules = parts.named_modules(remove_duplicate=False)
     drawn = ((path, name) for path, module in modules if isinstance(module, Drawn) for name in module.shapes)
-    new |= {f"{path}.{name}": names.named("drawn", name) for path, name in drawn}
+    new |= {f"{path}.{name}": names.with_prefix("drawn", name) for path, name in drawn}
     if parts.trie is not None:
-        new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.trie.tables}
-        new["tokens"] = names.of_labels(EDGES)
+        new |= {f"delta.head.{table}": names.labels_name(table) for table in parts.trie.tables}
+        new["tokens"] = names.labels_name(EDGES)
     return lambda name: new.get(name, name)
 
 
-def _leave_to_the_loader(graph: onnx.GraphProto, delta: Delta, stored: Mapping[str, str]) -> dict[str, str]:
-    """Have inputs in the place of what a loader makes: tensors of a generator, whose parameters are added, and frozen
-    random matrices; what says how."""
+def _declare_loader_inputs(graph: onnx.GraphProto, delta: Delta, stored: Mapping[str, str]) -> dict[str, str]:
+    """Declare inputs for what a loader makes: tensors of a generator, whose parameters are added, and frozen random
+    matrices; return what says how."""
     recipes: dict[str, str] = {}
     if (generator := delta.generator) is not None:
         for name, tensor in generator.named_parameters():
-            graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.of_loader(name)))
+            graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.loader_name(name)))
         for name in generator.names:
-            made, shape = names.named("generated", stored[name]), delta.architecture.shape_of(name)
+            made, shape = names.with_prefix("generated", stored[name]), delta.architecture.shape_of(name)
             graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
-            _give(graph, made, names.named("override", stored[name]), shape)
+            _add_output(graph, made, names.with_prefix("override", stored[name]), shape)
         recipes[RECIPE] = json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})
     if found := next((module for module in delta.modules() if isinstance(module, Drawn)), None):
         replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
         read = {name for node in graph.node for name in node.input}
         for name, shape in found.shapes.items():
-            if names.named("drawn", name) in read:
-                graph.input.append(helper.make_tensor_value_info(names.named("drawn", name), TensorProto.FLOAT, shape))
+            if names.with_prefix("drawn", name) in read:
+                graph.input.append(
+                    helper.make_tensor_value_info(names.with_prefix("drawn", name), TensorProto.FLOAT, shape)
+                )
         recipes[DRAWN] = json.dumps(found.recipe)
     return recipes
 
 
-def _give(
+def _add_output(
     graph: onnx.GraphProto, source: str, output: str, shape: Sequence[int], kind: int = TensorProto.FLOAT
 ) -> None:
     """Add a value as an output; the exporter would rename an output that is a parameter."""
@@ -312,8 +316,10 @@ def _mark(model: onnx.ModelProto, delta: Delta, recipes: Mapping[str, str]) -> N
     helper.set_model_props(model, properties)
 
 
-def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n_outputs: int) -> onnx.ModelProto:
-    """The module as ONNX; inputs are called ``in_<i>``, outputs ``out_<i>``.
+def export_module(
+    module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n_outputs: int
+) -> onnx.ModelProto:
+    """Export a module as ONNX; inputs are called ``in_<i>``, outputs ``out_<i>``.
 
     PyTorch's exporter, which logs its own deprecations, reports errors only.  It makes its table of 500 operators once:
     that is nearly half of a small export.
@@ -329,7 +335,7 @@ def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n
 
             registry: Any = ONNXRegistry
             undo.callback(setattr, registry, "from_torchlib", vars(registry)["from_torchlib"])
-            registry.from_torchlib = staticmethod(functools.partial(_table, registry.from_torchlib))
+            registry.from_torchlib = staticmethod(functools.partial(_cached_operators, registry.from_torchlib))
         program = torch.onnx.export(
             module.eval(),
             tuple(examples),
@@ -346,7 +352,7 @@ def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n
 
 
 @functools.cache
-def _table(of_exporter: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _cached_operators(of_exporter: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return of_exporter(*given, **named)
 
 

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 
 from edgepeft.bundle.delta import Delta
 from edgepeft.common import plotting
-from edgepeft.data.by_class import rounded
+from edgepeft.data.by_class import score_text
 from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.training.engine import logits_of
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget
@@ -72,14 +72,14 @@ class Ablation(Inspection):
         table = Table(
             Column("layer", justify="right"),
             *(Column(header, justify="right") for header in ("removed alone", "with all below", "with all above")),
-            title=f"{measured['metric']} on {measured['rows']} rows, whole delta {rounded(measured['whole'])}",
+            title=f"{measured['metric']} on {measured['rows']} rows, whole delta {score_text(measured['whole'])}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
         scores, layers = _scores(measured), measured["layers"]
         for layer in layers:
             spans = ((layer, layer), (layers[0], layer), (layer, layers[-1]))
-            table.add_row(str(layer), *(rounded(scores[span]) for span in spans))
+            table.add_row(str(layer), *(score_text(scores[span]) for span in spans))
         return table
 
 
@@ -99,7 +99,7 @@ def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
     values = [[None if b < a else 100 * scores[a, b] for b in layers] for a in layers]
     cell = plotting.cell_inches(len(layers), 0.52, most=9)
     side = cell * len(layers)
-    figure, axes = plotting.one(max(side, 3.2) + 2.2, max(side, 2.4) + 1.7)
+    figure, axes = plotting.new_figure(max(side, 3.2) + 2.2, max(side, 2.4) + 1.7)
     shown = [100 * score for score in (*scores.values(), measured["whole"])]
     mesh = plotting.heat_map(axes, values, layers, layers, lowest=min(shown), highest=max(shown), cell=(cell, cell))
     for i in range(len(layers)):
@@ -122,7 +122,7 @@ def _line(measured: Mapping[str, Any], task: str) -> Figure:
     layers, scores = measured["layers"], _scores(measured)
     whole, places = 100 * measured["whole"], range(len(layers))
     singles = [100 * scores[layer, layer] for layer in layers]
-    figure, axes = plotting.one(max(6.6, 0.5 * len(layers) + 1.6), 3.9)
+    figure, axes = plotting.new_figure(max(6.6, 0.5 * len(layers) + 1.6), 3.9)
     axes.axhline(whole, color=plotting.RED, linewidth=1.5, label="whole delta")
     axes.vlines(places, whole, singles, color=plotting.BLUE, linewidth=1.5)
     axes.plot(places, singles, color=plotting.BLUE, marker="o", linestyle="none", label="without that layer's modules")

@@ -21,10 +21,10 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.common.plotting import save, styled
+from edgepeft.common.plotting import plot_style, save
 from edgepeft.common.registry import classes_of
 from edgepeft.data.batches import Encoded, encode
-from edgepeft.data.parts import part
+from edgepeft.data.parts import split_rows
 from edgepeft.data.rows import SENTENCES, Columns, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
@@ -111,7 +111,7 @@ def inspect_delta(
     metric = kind.metric_or_default(metric or delta.card.metrics.get("metric"))
     columns = of_source(columns, delta.card.source, delta.card.step)
     every = tuple(read_rows(data, labels=True, columns=kind.columns(columns), label_of=kind.label_text))
-    if not kind.several and (every[0].sentence2 is not None) != delta.card.pairs:
+    if not kind.several_texts and (every[0].sentence2 is not None) != delta.card.pairs:
         kinds = ("pairs", "single texts") if delta.card.pairs else ("single texts", "pairs")
         raise DataError(
             f"{every[0].file}: task {delta.card.task} was trained on {kinds[0]}; these rows are {kinds[1]}."
@@ -119,7 +119,7 @@ def inspect_delta(
     for row in every:
         if (odd := kind.unknown_label(row)) is not None:
             raise DataError(f"{row.where}: task {delta.card.task} has no label {odd!r}. Known: {kind.listed}.")
-    rows, _ = part(every, limit, "inspect", strata=kind.strata(every))
+    rows, _ = split_rows(every, limit, "inspect", strata=kind.strata(every))
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
         pad = backbone.architecture.pad_token_id
         encoded = encode(rows, kind, backbone.encoder(), delta.card.max_length, pad)
@@ -129,7 +129,7 @@ def inspect_delta(
         for inspection in fitting:
             measured = inspection.look(target, _counter(inspection, target, watch))
             document["inspections"][inspection.name] = measured
-            with styled():
+            with plot_style():
                 for stem, figure in inspection.draw(measured, delta.card.task).items():
                     document["pictures"] += save(figure, new, stem)
         write_json(new / DOCUMENT, document)

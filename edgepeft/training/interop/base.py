@@ -24,7 +24,7 @@ from edgepeft.backbones.convert import read_pickled
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import mistakes_text
 from edgepeft.common.registry import classes_of
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
@@ -78,7 +78,7 @@ class ForeignFile(BaseModel):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            raise BundleError(f"{path}: {in_words(error)}.") from error
+            raise BundleError(f"{path}: {mistakes_text(error)}.") from error
 
 
 class ForeignConfig(BaseModel):
@@ -96,7 +96,7 @@ class ForeignConfig(BaseModel):
             odd += [name for name, value in extra if value and name not in cls.ignored]
         except ValidationError as error:
             if not {each["type"] for each in error.errors()} <= {"literal_error", "none_required"}:
-                raise BundleError(f"{path}: {in_words(error)}.") from error
+                raise BundleError(f"{path}: {mistakes_text(error)}.") from error
             odd = [str(each["loc"][0]) for each in error.errors()]
         if odd:
             values = {name: known.default for name, known in cls.model_fields.items()} | dict(document)

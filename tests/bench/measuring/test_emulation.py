@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgepeft.bench.measuring.emulation import calibrate, settled
+from edgepeft.bench.measuring.emulation import calibrate, rate_error
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.profiles import load_profile
@@ -124,8 +124,8 @@ def test_a_profile_without_a_whole_encoder_cannot_be_calibrated():
 
 
 def test_the_error_in_the_rounds_is_that_of_the_rate():
-    assert settled([2.0, 2.0], 1.9) == pytest.approx(-0.05)
-    assert settled([], 1.9) is None
+    assert rate_error([2.0, 2.0], 1.9) == pytest.approx(-0.05)
+    assert rate_error([], 1.9) is None
 
 
 def test_the_reference_of_the_pi_needs_the_operations_of_the_published_rate():

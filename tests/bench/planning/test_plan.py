@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import UnitRole, expected_s, gemm_rate, in_words, plan_units
+from edgepeft.bench.planning.plan import UnitRole, duration_text, expected_s, gemm_rate, plan_units
 from edgepeft.bench.planning.target import BenchedTask
 
 TASKS = (BenchedTask("sst2", "pfeiffer", {"bottleneck": 8}, 2), BenchedTask("rte", "lora"))
@@ -128,4 +128,4 @@ def test_the_rate_is_that_of_the_fastest_of_three_products():
     ],
 )
 def test_a_duration_is_told_as_people_do(ends, words):
-    assert in_words(ends) == words
+    assert duration_text(ends) == words

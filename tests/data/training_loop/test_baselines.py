@@ -8,7 +8,13 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge, RidgeClassifier
 
 from edgepeft.data.training_loop import baselines
-from edgepeft.data.training_loop.baselines import compared, linear_head, mcnemar, too_few_to_tell, unbeaten
+from edgepeft.data.training_loop.baselines import (
+    compare_answers,
+    linear_head,
+    mcnemar,
+    too_few_to_tell,
+    unbeaten_baselines,
+)
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 
@@ -66,16 +72,16 @@ def test_mcnemars_p_is_that_of_scipys_binomial_test(won, lost):
 
 def test_rows_that_only_one_gets_right_are_counted():
     expected, ours, other = (np.array(v) for v in ([0, 0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 1]))
-    found = compared(
+    found = compare_answers(
         KIND.row_errors(expected, ours), KIND.row_errors(expected, other)
     )  # ours alone: rows 0, 1, 2, 3, 6; the other alone: 4
     assert (found["only_delta"], found["only_this"]) == (5, 1)
     assert found["p"] == pytest.approx(2 * 7 / 64) and not found["beaten"]
-    assert compared(np.zeros(10), np.ones(10))["beaten"]
-    assert not compared(np.ones(10), np.zeros(10))["beaten"]
+    assert compare_answers(np.zeros(10), np.ones(10))["beaten"]
+    assert not compare_answers(np.ones(10), np.zeros(10))["beaten"]
     values = np.array([1.0, 2.0, 3.0])
     answers = np.array([1.1, 2.0, 9.0]), np.array([1.2, 2.0, 3.5])
-    numbers = compared(*(Regression().row_errors(values, each) for each in answers))
+    numbers = compare_answers(*(Regression().row_errors(values, each) for each in answers))
     assert (numbers["only_delta"], numbers["only_this"]) == (1, 1)
 
 
@@ -87,8 +93,8 @@ def test_what_is_not_beaten_is_said_with_its_figures():
         "n_test": 10,
         "baselines": {"majority": lost, "other": {"beaten": True}},
     }
-    ((name, sentence),) = unbeaten(metrics)
+    ((name, sentence),) = unbeaten_baselines(metrics)
     assert name == "majority" and "0.600 against 0.500, 3 of 10 test rows right here alone and 2 there" in sentence
     assert too_few_to_tell(metrics)  # five rows: 2 / 2^5 is above 0.05, whoever has them all
     assert not too_few_to_tell({"baselines": {"majority": {**lost, "only_this": 3}}})
-    assert not list(unbeaten({"metric": "accuracy"}))  # of a task trained by an earlier version
+    assert not list(unbeaten_baselines({"metric": "accuracy"}))  # of a task trained by an earlier version

@@ -29,7 +29,7 @@ from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, differentiate, rules
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.quantise import quantise, quantised_tensors
-from edgepeft.graph.shapes import sized
+from edgepeft.graph.shapes import value_specs
 from edgepeft.methods.base import methods
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.backbone import write_backbone
@@ -59,7 +59,7 @@ def product(folder: Path, dy: np.ndarray, backward: Any) -> tuple[np.ndarray, di
     model.graph.initializer.append(numpy_helper.from_array(dy, "dy"))
     model.graph.node.append(helper.make_node("Mul", ["y", "dy"], ["weighted"]))
     model.graph.node.append(helper.make_node("ReduceSum", ["weighted"], ["loss"], keepdims=0))
-    found = differentiate(model.graph, "loss", ["x"], [sized(model, {})], backward)
+    found = differentiate(model.graph, "loss", ["x"], [value_specs(model, {})], backward)
     model.graph.output.append(helper.make_tensor_value_info(found["x"], TensorProto.FLOAT, [T, IN]))
     (gradient,) = open_session(model, folder, 1).run([found["x"]], {"x": source.normal(size=(T, IN)).astype("f4")})
     return gradient, stored

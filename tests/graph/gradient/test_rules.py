@@ -17,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, differentiate, rules
-from edgepeft.graph.shapes import sized
+from edgepeft.graph.shapes import value_specs
 
 OPERATORS = set(rules()) - {INTEGER_PRODUCT}  # that one has a file of its own
 STEP = 1e-6
@@ -183,7 +183,7 @@ class Alone:
         graph.initializer.append(numpy_helper.from_array(weights, "weights"))
         graph.node.append(helper.make_node("Mul", ["y", "weights"], ["weighted"]))
         graph.node.append(helper.make_node("ReduceSum", ["weighted"], ["loss"], keepdims=0))
-        self.found = differentiate(graph, "loss", list(self.given), [sized(self.model, {})])
+        self.found = differentiate(graph, "loss", list(self.given), [value_specs(self.model, {})])
 
     def run(self, outputs: list[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
         model = onnx.ModelProto()
@@ -271,7 +271,7 @@ def test_what_a_slice_leaves_out_has_no_gradient_where_its_bounds_follow_from_th
             y = Slice ({start}, {end}) loss = ReduceSum <keepdims = 0> (y)
         }}""".replace(f"Slice ({start}", f"Slice (x, {start}")
     )
-    found = differentiate(model.graph, "loss", ["x"], [sized(model, {"rows": n}) for n in (4, 7)])
+    found = differentiate(model.graph, "loss", ["x"], [value_specs(model, {"rows": n}) for n in (4, 7)])
     model.graph.output[0].name = found["x"]
     for rows in (4, 5, 7):
         x = np.ones((rows, 3))
@@ -288,7 +288,7 @@ def test_a_tensor_that_the_loss_does_not_depend_on_is_refused_by_name():
         g (float[3] x, float[3] unread) => (float loss) { y = Tanh (x) loss = ReduceSum <keepdims = 0> (y) }"""
     )
     with pytest.raises(BundleError, match="does not depend on unread, which is to be trained"):
-        differentiate(graph.graph, "loss", ["x", "unread"], [sized(graph, {})])
+        differentiate(graph.graph, "loss", ["x", "unread"], [value_specs(graph, {})])
 
 
 def test_a_path_through_counts_has_no_gradient_and_others_are_summed():
@@ -301,7 +301,7 @@ def test_a_path_through_counts_has_no_gradient_and_others_are_summed():
             twice = Add (x, x) part = Mul (twice, number) loss = ReduceSum <keepdims = 0> (part)
         }"""
     )
-    found = differentiate(model.graph, "loss", ["x"], [sized(model, {})])
+    found = differentiate(model.graph, "loss", ["x"], [value_specs(model, {})])
     model.graph.output[0].name = found["x"]
     (gradient,) = ReferenceEvaluator(model).run(None, {"x": np.array([1.0, -1.0, 2.0])})
     np.testing.assert_array_equal(gradient, [2.0, 0.0, 2.0])
@@ -333,6 +333,6 @@ def test_what_is_there_already_is_not_computed_again(monkeypatch: pytest.MonkeyP
             y = Tanh (x) square = Mul (y, y) z = Add (square, y) loss = ReduceSum <keepdims = 0> (z)
         }"""
     )
-    differentiate(model.graph, "loss", ["x"], [sized(model, {})])
+    differentiate(model.graph, "loss", ["x"], [value_specs(model, {})])
     products = [tuple(node.input) for node in model.graph.node if node.op_type == "Mul"]
     assert len(products) == len(set(products)) and ("y", "y") in products

@@ -1,4 +1,4 @@
-"""What a bundle's tasks share: one file of weights for all sessions, one session for all tasks of a structure."""
+"""Open a bundle's sessions: all map one file of weights, and tasks of one structure share one session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgepeft.runtime.session import SessionLru, most_sessions, open_session, re
 
 
 def ort_value(array: NDArray[Any]) -> ort.OrtValue:
-    """An array as a value of ONNX Runtime's."""
+    """Make a value of ONNX Runtime of an array."""
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
 
@@ -43,7 +43,7 @@ class BoundSession:
         self.bind(given, {})
 
     def bind(self, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, ort.OrtValue]) -> None:
-        """Have the session read and write there."""
+        """Have the session read and write these values in place."""
         for name, value in inputs.items():
             self._binding.bind_ortvalue_input(name, value)
         for name, value in outputs.items():
@@ -52,7 +52,7 @@ class BoundSession:
 
     @property
     def inputs(self) -> set[str]:
-        """All that it takes."""
+        """Name all inputs of the session."""
         return {value.name for value in self._session.get_inputs()}
 
     def run(self) -> None:
@@ -81,23 +81,23 @@ class TaskSession:
 
     @property
     def values_bytes(self) -> int:
-        """Bytes of what is fed."""
+        """Count the bytes of the values that are fed."""
         return sum(value.tensor_size_in_bytes() for value in self.feeds.values())
 
     def runs_on(self, session: object) -> bool:
-        """Whether that is its session."""
+        """Tell whether the task runs on that session."""
         return self.shared is session
 
     def get_inputs(self) -> list[Any]:
-        """ONNX Runtime's description of what ``run`` takes."""
+        """Describe the inputs of ``run``, as ONNX Runtime does."""
         return [value for value in self.shared.get_inputs() if value.name not in self.feeds]
 
     def get_outputs(self) -> list[Any]:
-        """ONNX Runtime's description of what ``run`` gives."""
+        """Describe the outputs of ``run``, as ONNX Runtime does."""
         return list(self.shared.get_outputs())
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
-        """The named outputs for a batch."""
+        """Compute the named outputs for a batch."""
         if not self.feeds:
             self._used(self.shared)
             found: list[NDArray[np.float32]] = self.shared.run(list(outputs), inputs)
@@ -120,8 +120,8 @@ class TaskSession:
         return BoundSession(self.shared, feeds, self._used)
 
 
-def parted(model: onnx.ModelProto) -> StructuredTask | None:
-    """A task's structure and values; None where it changes matrices of the backbone."""
+def structure_and_values(model: onnx.ModelProto) -> StructuredTask | None:
+    """Split a task's graph into structure and values; None where it changes matrices of the backbone."""
     values: dict[str, NDArray[Any]] = {}  # what follows from a task's own values alone
     if (graph := computed_values(model)) is not None:
         session = open_session(graph, Path(), threads=1)
@@ -130,13 +130,13 @@ def parted(model: onnx.ModelProto) -> StructuredTask | None:
     return make_inputs(model, values)
 
 
-class Weights:
-    """Opens sessions on a bundle's graphs; the first one opens the cache.
+class SessionPool:
+    """Opens sessions on a bundle's graphs, and closes the least recently used one where too many are open.
 
-    Of several threads, who calls it holds its ``lock``, but for ``used``; runs themselves need none.  What runs on
-    sessions is kept in tables: the least recently used session closes, where too many are open for another, as what
-    runs on it is taken out of all of them.  ``move`` is called with the session of a task that shares one from now on:
-    opened again, the task takes its values' bytes only.
+    The first session opens the cache of prepacked weights.  A thread holds ``lock`` while it calls the pool, but for
+    ``used``; runs need no lock.  What runs on sessions is kept in tables, and a session closes as what runs on it is
+    taken out of all of them.  ``move`` is called with the session of a task that shares one from now on: opened again,
+    the task takes its values' bytes only.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class Weights:
         self._prepacked: Prepacked | None = None
         self._tables: dict[str, dict[Any, Any]] = {}
         self._by_structure: dict[bytes, TaskSession] = self.table("shared")
-        self._alone: dict[bytes, weakref.ref[ort.InferenceSession]] = {}  # of the one task that has a structure so far
+        self._sole_of_structure: dict[bytes, weakref.ref[ort.InferenceSession]] = {}  # of one task each
         self._closed = False
 
     def table(self, name: str) -> dict[Any, Any]:
-        """A table of what runs on sessions (``runs_on``), empty, in place of the last one of that name.
+        """Make an empty table of what runs on sessions (``runs_on``), in place of the last one of that name.
 
         Any thread may take from it, or find that something is gone and open it again.
         """
@@ -168,7 +168,7 @@ class Weights:
                     table.pop(key, None)
 
     def check_open(self) -> None:
-        """See that nobody has closed them."""
+        """Refuse to go on once the pool is closed."""
         if self._closed:
             raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
 
@@ -197,19 +197,19 @@ class Weights:
 
     @property
     def one_row(self) -> bool:
-        """Whether a graph of its own is quicker for a row alone, as the cache has it from a trial on this processor."""
+        """True if a single row is quicker on a graph of its own, by the cache's trial on this processor."""
         return self._prepacked is None or self._prepacked.one_row
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
-        """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on."""
+        """Open a session on a task's graph, which is changed; tasks of one structure share one from the second on."""
         with self.lock:
             self.prepare()
-            session = self._shared(model)
+            session = self._open_or_share(model)
             return_free_memory()
             return session
 
-    def _shared(self, model: onnx.ModelProto) -> TaskSession:
-        task = parted(model)
+    def _open_or_share(self, model: onnx.ModelProto) -> TaskSession:
+        task = structure_and_values(model)
         if task is None:
             return self.open_graph(model)
         rows = None
@@ -222,11 +222,11 @@ class Weights:
         structure = hashlib.sha256(task.structure.SerializeToString(deterministic=True)).digest()
         opened = self._by_structure.get(structure)
         if opened is None:
-            first = self._alone.pop(structure, lambda: None)()
+            first = self._sole_of_structure.pop(structure, lambda: None)()
             if first is None and rows is None:
                 # It keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).
                 session = self.open_graph(model).shared
-                self._alone[structure] = weakref.ref(session)
+                self._sole_of_structure[structure] = weakref.ref(session)
                 return TaskSession(session, {}, structure, self.used)
             opened = self._by_structure[structure] = self.open_graph(task.structure)
             if first is not None:
@@ -234,7 +234,7 @@ class Weights:
         return TaskSession(opened.shared, task.feeds, structure, self.used, rows is not None)
 
     def open_graph(self, model: onnx.ModelProto) -> TaskSession:
-        """A session of its own on a graph over the bundle's weights; the graph is changed in place."""
+        """Open a session of its own on a graph over the bundle's weights; the graph is changed in place."""
         self.check_open()
         if self._resident is None:
             self._resident = SessionLru(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self.drop)
@@ -273,7 +273,7 @@ class Weights:
         self._closed = True
         for table in self._tables.values():
             table.clear()
-        self._alone.clear()
+        self._sole_of_structure.clear()
         if self._prepacked is not None:
             self._prepacked.close()
             self._prepacked = None
