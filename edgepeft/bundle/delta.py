@@ -287,14 +287,12 @@ def new_delta(
     prompt, taken = method.prompt_length(backbone.architecture), method.positions(backbone.architecture)
     positions = backbone.architecture.max_length
     if taken and taken + max_length > positions:
-        what = "prompt" if prompt else "prefix"
         raise UsageError(
-            f"a {what} of {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
-            f"{backbone.source}; texts may have {max(0, positions - taken)}."
+            f"a {'prompt' if prompt else 'prefix'} of {taken} and texts of {max_length} tokens do not fit into the "
+            f"{positions} positions of {backbone.source}; texts may have {max(0, positions - taken)}."
         )
-    chosen = dict(of_task.initial_choices(backbone.architecture.hidden_size)) | (
-        {} if stride is None else {"stride": stride}
-    )
+    shared = {} if stride is None else {"stride": stride}
+    chosen = {**of_task.initial_choices(backbone.architecture.hidden_size), **shared}
     card = DeltaCard(
         task=task,
         method=method.name,

@@ -11,7 +11,7 @@ from edgepeft.cli._options import BundleFolder, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import MissingPackage, UsageError
 from edgepeft.common.progress import say, stages
-from edgepeft.data.rows import verify_columns
+from edgepeft.data.columns import verify_columns
 from edgepeft.options import base
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def command(
 
     from edgepeft.backbones.source import open_backbone
     from edgepeft.bundle.card import read_card
-    from edgepeft.data.rows import Columns
+    from edgepeft.data.columns import Columns
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)
     from edgepeft.training.devices import use_threads

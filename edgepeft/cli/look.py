@@ -37,9 +37,9 @@ def command(
     kind: TaskKind = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
+    from edgepeft.data.columns import Columns
     from edgepeft.data.parts import PARTS, detect_shape, load_data
     from edgepeft.data.readers import held
-    from edgepeft.data.rows import Columns
 
     columns = Columns(text_column, pair_column, label_column, separator=label_separator)
     source = held(data)

@@ -28,9 +28,9 @@ from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
-from edgepeft.data.labels import STDIN
+from edgepeft.data.columns import STDIN, Columns
 from edgepeft.data.pattern import pattern
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
 from edgepeft.tasks.base import VectorPrediction
 

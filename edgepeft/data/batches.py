@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import TextEncoder, pad_rows
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of, readable, stitches_of, token_places
 from edgepeft.data.rows import Row

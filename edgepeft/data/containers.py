@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.data.labels import STDIN
+from edgepeft.data.columns import STDIN
 
 PACKED, ZIPPED = ".gz", ".zip"
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")  # that may be packed

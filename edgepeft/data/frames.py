@@ -15,8 +15,9 @@ import numpy as np
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.resources import json_at
+from edgepeft.data.columns import quote
 from edgepeft.data.containers import ROW_BYTES, Record, Room, distinct
-from edgepeft.data.labels import class_names, named_classes, quote
+from edgepeft.data.label_names import class_names, named_classes
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.labels import require_names
+from edgepeft.data.columns import SENTENCES, Columns, require_names
 from edgepeft.data.readers import Source, head_of, held, source_of, splits_of
-from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.data.shapes import Shape, recognised_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.resources import json_rows
+from edgepeft.data.columns import HEAD, LABELS, STDIN, quote
 from edgepeft.data.containers import (
     PACKED,
     TABLES,
@@ -40,7 +41,6 @@ from edgepeft.data.containers import (
     table_in,
 )
 from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
-from edgepeft.data.labels import HEAD, LABELS, STDIN, quote
 
 if TYPE_CHECKING:
     import io

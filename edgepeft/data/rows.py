@@ -16,93 +16,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.labels import (
+from edgepeft.common.errors import DataError
+from edgepeft.data.columns import (
     CANDIDATES,
     FIRST,
     HEAD,
     LABEL,
     SCORES,
     SECOND,
-    LabelNames,
+    SENTENCES,
+    Columns,
     LabelReader,
     by_convention,
     candidates_in,
     chosen_column,
-    files_beside,
     label_text,
-    names_beside,
     number_of,
-    parse_cell,
+    odd_columns,
     quote,
 )
-from edgepeft.data.odd_columns import odd_columns
-from edgepeft.data.pattern import Pattern, nearest
+from edgepeft.data.label_names import LabelNames, files_beside, names_beside
+from edgepeft.data.pattern import nearest
 
 if TYPE_CHECKING:
     from edgepeft.data.containers import Record
     from edgepeft.data.readers import Source
     from edgepeft.data.shapes import Shape
-    from edgepeft.options.base import ColumnOptions
-
-
-class Columns(NamedTuple):
-    """What a file calls text, second text and label, and how it is read."""
-
-    text: str | None = None
-    pair: str | None = None  # one that is named has to be there
-    label: str | None = None
-    source: Pattern | None = None  # makes the text of the columns that it names
-    target: Pattern | None = None  # makes the label likewise
-    remedy: str = ""  # ends the error where a column is not there
-    fields: tuple[str, ...] | None = None  # must be there, and nothing else: rows are left to their tasks
-    step: float | None = None  # to whose multiples labels are rounded
-    separator: str | None = None  # of a text that stands for a list of labels
-    candidates: bool = False  # are read, where a row has some
-    passages: bool = False  # so are a question, a context and answers, as SQuAD calls them
-    named: bool = False  # labels that are numbers get the names that a file beside the rows has
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The names of text, second text and label."""
-        return self.text or FIRST, self.pair or SECOND, self.label or LABEL
-
-    @property
-    def answer(self) -> str:
-        """The name of the column that says what is right."""
-        return self.names[2] if self.target is None else self.target.fields[0]
-
-    @classmethod
-    def of(cls, options: ColumnOptions) -> Self:
-        """Take the names that options give."""
-        named = options.text_column, options.pair_column, options.label_column
-        return cls(*named, separator=options.label_separator)
-
-    def listed(self, value: Any) -> Any:
-        """Divide a label that is a text by the separator, if there is one."""
-        if self.separator is None or not isinstance(value, str):
-            return value
-        if isinstance(found := parse_cell(value), list):  # as pandas and JSON write it
-            return found
-        return [part.strip() for part in value.split(self.separator)] if value.strip() else []
-
-    def needed(self, labels: bool) -> dict[str, str]:
-        """Return the columns that must be there, each with the option that names another, if there is one."""
-        text, pair, label = self.names
-        if self.fields is not None:
-            return dict.fromkeys(self.fields, "")
-        needed = {text: "--text-column"} | ({pair: "--pair-column"} if self.pair else {})
-        if self.source is not None:
-            needed = dict.fromkeys(self.source.fields, "")
-        if self.target is not None:
-            return needed | (dict.fromkeys(self.target.fields, "") if labels else {})
-        if labels and self.source is None and label in needed:
-            raise UsageError(
-                f"the column {label} is read as a text and as its label; name another, --label-column NAME."
-            )
-        return needed | ({label: "--label-column"} if labels else {})
 
 
 class Row(NamedTuple):
@@ -135,9 +76,6 @@ class Row(NamedTuple):
     def short(self) -> str:
         """``name:line``, where a table has no room for the folder."""
         return f"{Path(self.file).name}:{self.line}"
-
-
-SENTENCES = Columns()
 
 
 def read_rows(
@@ -389,11 +327,3 @@ def _require_texts(text: str, spans: Any, where: str) -> None:
                 f"{f'that stands at {at}' if at >= 0 else 'that stands nowhere in the text'}. Places count Python's "
                 "characters, of which an emoji is one: correct them."
             )
-
-
-def verify_columns(data: object, text: str | None, pair: str | None, label: str | None) -> Columns:
-    """Return what the rows of ``--verify-data`` call their columns."""
-    columns = Columns(text, pair, label)
-    if data is None and columns != SENTENCES:
-        raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")
-    return columns

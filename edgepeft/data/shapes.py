@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from edgepeft.data.labels import (
+from edgepeft.data.columns import (
     LABELS,
     NUMBERED,
     SCORES,
     TEXTS,
     lower_names,
-    names_beside,
     number_of,
     parse_cell,
     require_names,
     sole,
 )
+from edgepeft.data.label_names import names_beside
 
 Cells = Mapping[str, Any]  # of a row, by its columns
 Head = Sequence[Cells]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from edgepeft.common.errors import DataError, UsageError, look_up
+from edgepeft.data.columns import SENTENCES, Columns
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.pattern import Pattern, pattern
-from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.tasks.base import kind_named
 
 _OLDER = {"labels": "classification"}  # what --kind was called where a task is posed as text

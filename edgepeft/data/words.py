@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from edgepeft.backbones.tokens import cleaned
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 
 NOWHERE = -1  # the place of a word that has no token: past the longest text that is read, or of nothing but controls
 

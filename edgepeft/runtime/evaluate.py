@@ -12,9 +12,10 @@ import numpy as np
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
 from edgepeft.data.by_class import Groups, headline, mislabelled, shown_row, take, worst_of, write_confusion
+from edgepeft.data.columns import Columns
 from edgepeft.data.readers import source_of
 from edgepeft.data.row_grouping import LOWEST
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.options.base import function_of
 from edgepeft.options.verbs import EvalOptions
 from edgepeft.runtime.decoding import GREEDY, Decoding

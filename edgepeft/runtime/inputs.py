@@ -24,9 +24,9 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, DataError
+from edgepeft.data.columns import SENTENCES
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
-from edgepeft.data.rows import SENTENCES
 from edgepeft.tasks.base import TaskType
 
 if TYPE_CHECKING:

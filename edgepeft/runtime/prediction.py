@@ -25,9 +25,9 @@ from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import BundleError, DataError, EdgepeftError, UsageError, requiring
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.labels import STDIN
+from edgepeft.data.columns import STDIN, Columns
 from edgepeft.data.pattern import pattern
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.runtime.decoding import Decoding, Written
 from edgepeft.runtime.inputs import ReadRows, in_batches
 from edgepeft.tasks.base import Answer, Prediction

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgepeft.data.labels import CANDIDATES
+from edgepeft.data.columns import CANDIDATES
 from edgepeft.runtime.inputs import Readable
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import EXPECTED, HEADERS, Refused, problem, refusal_of

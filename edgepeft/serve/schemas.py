@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from edgepeft.common.task_name import TASK_NAME
-from edgepeft.data.labels import CANDIDATES
-from edgepeft.data.rows import SENTENCES
+from edgepeft.data.columns import CANDIDATES, SENTENCES
 from edgepeft.data.words import Words
 
 TaskName = Annotated[str, Field(pattern=TASK_NAME, examples=["mood"])]

@@ -21,7 +21,7 @@ from edgepeft import __version__
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import EdgepeftError, UsageError, requiring
 from edgepeft.common.resources import cache_folder, sha256_of
-from edgepeft.data.labels import files_beside
+from edgepeft.data.label_names import files_beside
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import Ended, Job, compute

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import label_text, quote
+from edgepeft.data.columns import label_text, quote
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
 from edgepeft.tasks._facts import Metric, Values

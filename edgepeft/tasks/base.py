@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import class_named, classes_of, names_of
-from edgepeft.data.labels import label_text
-from edgepeft.data.rows import Columns, Row
+from edgepeft.data.columns import Columns, label_text
+from edgepeft.data.rows import Row
 from edgepeft.tasks._conformal import Calibration
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, rarest, same_best
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import CANDIDATES, candidates_in, label_text, quote
+from edgepeft.data.columns import CANDIDATES, SENTENCES, candidates_in, label_text, quote
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
-from edgepeft.data.rows import SENTENCES, Row
+from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import Prediction, TaskType
 

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
-from edgepeft.data.rows import Columns, Row
+from edgepeft.data.columns import Columns
+from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import Prediction, TaskType
 

@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.labels import number_of
+from edgepeft.data.columns import SENTENCES, number_of
 from edgepeft.data.row_grouping import LOWEST
-from edgepeft.data.rows import SENTENCES, Row
+from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, log_softmax, mean
 from edgepeft.tasks.base import Prediction, TaskType, VectorPrediction
 from edgepeft.tasks.regression import CORRELATIONS, ranks

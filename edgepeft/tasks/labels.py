@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import label_text, quote
+from edgepeft.data.columns import label_text, quote
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
 from edgepeft.tasks.base import Prediction, TaskType

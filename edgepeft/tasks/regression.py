@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import number_of
+from edgepeft.data.columns import number_of
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values
 from edgepeft.tasks.base import Prediction, TaskType

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
-from edgepeft.data.labels import quote
+from edgepeft.data.columns import SENTENCES, quote
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable, wanted_of, windows_of
-from edgepeft.data.rows import SENTENCES, Row
+from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.text import exact_match, f1

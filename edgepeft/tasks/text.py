@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
 from edgepeft.tasks.base import Prediction, TaskType

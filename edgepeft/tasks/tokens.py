@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch, cleaned
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._conformal import softmax

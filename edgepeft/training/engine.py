@@ -30,7 +30,7 @@ from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import write_atomically
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.training_loop.engine import SCORED_ROWS, Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.tasks.base import TaskType

@@ -10,9 +10,9 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import MAX_LENGTH
 from edgepeft.common.errors import UsageError
 from edgepeft.common.resources import json_at
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import PARTS, TaskData, load_data, rows_or_share
 from edgepeft.data.readers import source_of
-from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE
 from edgepeft.methods.base import Method, method_named

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.common.frozen_random import map_ahead
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups

@@ -21,9 +21,9 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import check_new_name
 from edgepeft.data.batches import Writing
+from edgepeft.data.columns import SENTENCES, Columns
 from edgepeft.data.parts import RowsOrShare, TaskData, load_data
 from edgepeft.data.readers import Source
-from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
 from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays
 from edgepeft.deploy.verify import TextCheck, read_check

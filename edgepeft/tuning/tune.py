@@ -27,9 +27,9 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import Encoded, Writing, encode_parts, sorted_batches
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import complete_from_rows, rows_or_share
 from edgepeft.data.readers import source_of
-from edgepeft.data.rows import Columns
 from edgepeft.data.training_loop.checkpoint import claim, discard, latest
 from edgepeft.data.training_loop.engine import BATCH, Scored
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable, shown_run

@@ -11,8 +11,9 @@ import pytest
 from moods import rows
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import load_data, rows_or_share, task_data
-from edgepeft.data.rows import Columns, Row
+from edgepeft.data.rows import Row
 
 
 def contents(part):

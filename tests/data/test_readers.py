@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.columns import Columns
 from edgepeft.data.readers import Records, format_of, read_dataset, splits_of
-from edgepeft.data.rows import Columns, read_rows
+from edgepeft.data.rows import read_rows
 from edgepeft.tasks.base import kind_named
 
 

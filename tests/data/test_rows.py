@@ -12,9 +12,10 @@ from edgepeft.common import resources
 from edgepeft.common.errors import DataError, MissingPackage, UsageError
 from edgepeft.data import containers, readers
 from edgepeft.data import rows as rows_module
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import load_data
 from edgepeft.data.readers import splits_of
-from edgepeft.data.rows import Columns, read_rows
+from edgepeft.data.rows import read_rows
 from edgepeft.tasks.regression import Regression
 from edgepeft.tasks.tokens import Tokens
 

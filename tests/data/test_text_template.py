@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import load_data
-from edgepeft.data.rows import Columns, read_rows
+from edgepeft.data.rows import read_rows
 from edgepeft.data.text_template import AS_IT_IS, text_template
 
 

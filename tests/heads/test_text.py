@@ -20,7 +20,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import UsageError
-from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.columns import NO_TARGET
 from edgepeft.methods.base import method_of
 from edgepeft.tasks.base import kind_named
 from edgepeft.training.engine import decoder_inputs

@@ -13,9 +13,10 @@ import torch
 from edgepeft.backbones.tokens import TokenBatch
 from edgepeft.common.errors import DataError
 from edgepeft.data.batches import encode
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import load_data, row_digest, task_data
 from edgepeft.data.row_grouping import LOWEST, grouped, members, places_of
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.data.training_loop.baselines import linear_head
 from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.tasks.choice import Choice

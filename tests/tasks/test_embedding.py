@@ -11,9 +11,10 @@ import torch
 from scipy import stats
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import task_data
 from edgepeft.data.row_grouping import grouped, places_of
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.tasks import embedding
 from edgepeft.tasks.base import kind_from_card
 from edgepeft.tasks.embedding import Embedding

@@ -8,8 +8,9 @@ import torch
 from sklearn import metrics
 
 from edgepeft.common.errors import DataError
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import task_data
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.tasks.base import kind_from_card
 from edgepeft.tasks.labels import Labels
 

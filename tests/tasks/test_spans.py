@@ -16,9 +16,10 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.common.errors import DataError
 from edgepeft.data.batches import encode
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import load_data
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.tasks.spans import Spans, right_texts
 
 NO_ANSWER = {"text": [], "answer_start": []}

@@ -17,8 +17,9 @@ from torch.nn.functional import cross_entropy
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.batches import encode
+from edgepeft.data.columns import Columns
 from edgepeft.data.parts import task_data
-from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.rows import Row, read_rows
 from edgepeft.data.words import NOWHERE, Words, places_of, read_words, spread, words_of
 from edgepeft.tasks._tags import Entity, complete, entities, with_tags
 from edgepeft.tasks.tokens import Tokens

@@ -34,8 +34,8 @@ from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.progress import Stage, messages, stages
 from edgepeft.common.task_name import WEIGHTS, named_after
+from edgepeft.data.columns import SENTENCES, Columns, verify_columns
 from edgepeft.data.readers import Source, source_of
-from edgepeft.data.rows import SENTENCES, Columns, verify_columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 from edgepeft.device import machine
 from edgepeft.device.profiles import load_profile

@@ -16,9 +16,10 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.common.resources import package_data
+from edgepeft.data.columns import SENTENCES, Columns
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Source
-from edgepeft.data.rows import SENTENCES, Columns, read_rows
+from edgepeft.data.rows import read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenize

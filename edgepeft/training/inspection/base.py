@@ -24,8 +24,9 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.plotting import plot_style, save
 from edgepeft.common.registry import classes_of
 from edgepeft.data.batches import Encoded, encode
+from edgepeft.data.columns import SENTENCES, Columns
 from edgepeft.data.parts import split_rows
-from edgepeft.data.rows import SENTENCES, Columns, read_rows
+from edgepeft.data.rows import read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
 

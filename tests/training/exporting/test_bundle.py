@@ -15,7 +15,7 @@ from verbs import edgepeft
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, DataError, UsageError, VerificationFailed
-from edgepeft.data.rows import Columns
+from edgepeft.data.columns import Columns
 from edgepeft.deploy.verify import read_check
 from edgepeft.training.exporting import bundle as exporting
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle

@@ -2,15 +2,9 @@
 and csv's text are one.
 
 Lists and mappings in a table's cell are read as JSON or Python writes them.  Names are compared in lower case.
-
-Labels that are whole numbers in all of the first rows take their names from a file beside the rows; what has names
-already keeps them:
-
-    label_names.json, id2label.json     ["ham", "spam"], {"0": "ham", "1": "spam"} or {"ham": 0, "spam": 1}
-    labels.txt, classes.txt             a name a line, the first one is 0's; or "0 ham"
-    dataset_info.json                   a data set's features, as datasets writes them: ClassLabel's names
-    config.json                         a model's id2label
 """
+
+from __future__ import annotations
 
 import ast
 import contextlib
@@ -18,14 +12,15 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.common.resources import bytes_at
-from edgepeft.data.pattern import UnreadableRow
+from edgepeft.data.pattern import Pattern, UnreadableRow
+
+if TYPE_CHECKING:
+    from edgepeft.options.base import ColumnOptions
 
 # As data sets call them; a list of texts under one of them has several labels.
 LABELS = (
@@ -220,134 +215,103 @@ def by_convention(
     return found
 
 
-_OF_LABELS = ("label_names.json", "id2label.json")
-_FILES = (*_OF_LABELS, "labels.txt", "classes.txt", "dataset_info.json", "config.json")
-_LONGEST_FILE = 1 << 22  # bytes of such a file
-_COUNTED = re.compile(r"(\d+)[\s,:]+(.+)", re.ASCII)
-_UNNAMED = re.compile(r"LABEL_\d+")  # transformers' stand-in for a name
+_BITS = {"0", "1", "0.0", "1.0", "true", "false"}
+_SHOWN = 5  # columns within a column
 
 
-class LabelNames(NamedTuple):
-    """Names of labels by number, and the file that has them."""
+def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
+    """Say by a file's first rows what may be wrong with its columns, of which some are not known; else nothing."""
+    told, found = "", head[0] if head else {}
+    if nested := {name: cell for name, cell in found.items() if isinstance(cell, Mapping)}:
+        inner = "; ".join(f"{name} has {', '.join(map(str, [*cell][:_SHOWN]))}" for name, cell in nested.items())
+        told = f" Columns within a column are not read ({inner}): write them beside the others."
+    cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
+    bits = [name for name, values in cells.items() if values and values <= _BITS]
+    if len(bits) > 1:
+        told += (
+            f" If {', '.join(bits)} are labels: such columns are read where nothing but the text and an id (id, index, "
+            "..._id) stands beside them, and each of their cells is 0 or 1."
+        )
+    return told + _odd_header(suffix, found)
 
-    file: str
-    names: Mapping[int, str]
 
-    def named(self, value: Any, where: str) -> Any:
-        """Return the name of a number, or of each in a list; anything else as it is."""
-        if isinstance(value, list):
-            return [self.named(each, where) for each in value]
-        if isinstance(value, Mapping) and "tags" in value:
-            return {"tags": self.named(value["tags"], where)}
-        if (number := _number(value)) is None:
+def _odd_header(suffix: str, found: Collection[str]) -> str:
+    right = {".csv": "commas", ".tsv": "tabs"}.get(suffix.lower())
+    if right is None or not found:
+        return ""
+    if len(found) > 1:
+        odd = any(name.isdigit() or len(name.split()) > 3 for name in found)
+        put = "put one with names above the rows if there is none"
+        return f" The first line is read as the names of columns: {put}." if odd else ""
+    marks = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+    used = next((name for mark, name in marks.items() if mark in next(iter(found)) and name != right), None)
+    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
+    return f" {found_out}; a {suffix.lower()[1:]} separates them by {right}."
+
+
+class Columns(NamedTuple):
+    """What a file calls text, second text and label, and how it is read."""
+
+    text: str | None = None
+    pair: str | None = None  # one that is named has to be there
+    label: str | None = None
+    source: Pattern | None = None  # makes the text of the columns that it names
+    target: Pattern | None = None  # makes the label likewise
+    remedy: str = ""  # ends the error where a column is not there
+    fields: tuple[str, ...] | None = None  # must be there, and nothing else: rows are left to their tasks
+    step: float | None = None  # to whose multiples labels are rounded
+    separator: str | None = None  # of a text that stands for a list of labels
+    candidates: bool = False  # are read, where a row has some
+    passages: bool = False  # so are a question, a context and answers, as SQuAD calls them
+    named: bool = False  # labels that are numbers get the names that a file beside the rows has
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The names of text, second text and label."""
+        return self.text or FIRST, self.pair or SECOND, self.label or LABEL
+
+    @property
+    def answer(self) -> str:
+        """The name of the column that says what is right."""
+        return self.names[2] if self.target is None else self.target.fields[0]
+
+    @classmethod
+    def of(cls, options: ColumnOptions) -> Self:
+        """Take the names that options give."""
+        named = options.text_column, options.pair_column, options.label_column
+        return cls(*named, separator=options.label_separator)
+
+    def listed(self, value: Any) -> Any:
+        """Divide a label that is a text by the separator, if there is one."""
+        if self.separator is None or not isinstance(value, str):
             return value
-        if number not in self.names:
-            raise DataError(
-                f"{where}: the label {number} has no name in {self.file}, which names {min(self.names)} to "
-                f"{max(self.names)}; correct one of the two."
+        if isinstance(found := parse_cell(value), list):  # as pandas and JSON write it
+            return found
+        return [part.strip() for part in value.split(self.separator)] if value.strip() else []
+
+    def needed(self, labels: bool) -> dict[str, str]:
+        """Return the columns that must be there, each with the option that names another, if there is one."""
+        text, pair, label = self.names
+        if self.fields is not None:
+            return dict.fromkeys(self.fields, "")
+        needed = {text: "--text-column"} | ({pair: "--pair-column"} if self.pair else {})
+        if self.source is not None:
+            needed = dict.fromkeys(self.source.fields, "")
+        if self.target is not None:
+            return needed | (dict.fromkeys(self.target.fields, "") if labels else {})
+        if labels and self.source is None and label in needed:
+            raise UsageError(
+                f"the column {label} is read as a text and as its label; name another, --label-column NAME."
             )
-        return self.names[number]
-
-    def say(self, path: object) -> None:
-        """Say that the names are taken, with the first ones."""
-        first = ", ".join(f"{number} is {self.names[number]}" for number in sorted(self.names)[:3])
-        more = f", and {len(self.names) - 3} more" if len(self.names) > 3 else ""
-        warnings.warn(f"{path}: labels are numbers, whose names {self.file} has: {first}{more}.", stacklevel=2)
+        return needed | ({label: "--label-column"} if labels else {})
 
 
-def names_beside(path: object, column: str, values: Sequence[Any]) -> LabelNames | None:
-    """Find the names of a column's ``values`` in a file beside; None if they are no numbers or no file has them."""
-    parts = [value["tags"] if isinstance(value, Mapping) and "tags" in value else value for value in values]
-    while any(isinstance(each, list) for each in parts):
-        parts = [part for each in parts for part in (each if isinstance(each, list) else [each])]
-    plain = [part for part in parts if part not in (None, "")]
-    if not plain or any(_number(each) is None for each in plain):
-        return None
-    found = [LabelNames(file.name, names) for file in files_beside(path) if (names := _read(file, column))]
-    if other := next((each for each in found if each.names != found[0].names), None):
-        raise DataError(f"{path}: {found[0].file} and {other.file} beside it name its labels in two ways; keep one.")
-    return found[0] if found else None
+SENTENCES = Columns()
 
 
-def files_beside(path: object) -> list[Path]:
-    """List the files beside a file of rows that may name its labels."""
-    if not isinstance(path, Path) or not path.is_file():
-        return []
-    return [file for name in _FILES if (file := path.parent / name).is_file() and file != path]
-
-
-def class_names(features: Any) -> dict[str, list[str]]:
-    """Return the names of each column of classes, or of lists of them, in the JSON of a data set's features."""
-    found = {}
-    for column, feature in features.items() if isinstance(features, Mapping) else ():
-        inner = feature
-        while isinstance(inner, Mapping) and isinstance(inner.get("feature"), Mapping):
-            inner = inner["feature"]
-        inner = inner[0] if isinstance(inner, list) and inner else inner  # as older versions write lists
-        names = inner.get("names") if isinstance(inner, Mapping) else None
-        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
-            found[column] = names
-    return found
-
-
-def named_classes(rows: Iterator[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """Yield a data set's rows with the names of their classes; -1 is none, as GLUE's test rows have it."""
-
-    def named(value: Any, known: Sequence[str]) -> Any:
-        if isinstance(value, list):
-            return [named(each, known) for each in value]
-        if isinstance(value, str):  # a name already
-            return value
-        return known[value] if isinstance(value, int) and 0 <= value < len(known) else None
-
-    for row in rows:
-        yield row | {column: named(row[column], known) for column, known in names.items() if column in row}
-
-
-def _number(value: Any) -> int | None:
-    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,6}\s*", value, re.ASCII):
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _read(file: Path, column: str) -> dict[int, str] | None:
-    try:
-        text = bytes_at(file, _LONGEST_FILE).decode("utf-8-sig")
-        if file.suffix == ".txt":
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            counted = [match for line in lines if (match := _COUNTED.fullmatch(line)) is not None]
-            all_counted = len(counted) == len(lines)
-            names = {int(match[1]): match[2] for match in counted} if all_counted else dict(enumerate(lines))
-            found = _sound(names, len(lines))
-        else:
-            found = _of_json(json.loads(text), column)
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if found is None and file.name in _OF_LABELS:
-        raise DataError(f'{file} has no names of labels; it is ["ham", "spam"] or {{"0": "ham", "1": "spam"}}.')
-    return found
-
-
-def _of_json(document: Any, column: str) -> dict[int, str] | None:
-    if isinstance(document, list):
-        return _sound(dict(enumerate(document)), len(document))
-    if not isinstance(document, Mapping):
-        return None
-    for name in ("id2label", "names", "label_names"):
-        if isinstance(document.get(name), list | Mapping):
-            return _of_json(document[name], column)
-    if "features" in document:
-        classes = class_names(document["features"])
-        names = next(iter(classes.values()), None) if len(classes) == 1 else classes.get(column)
-        return None if names is None else _of_json(names, column)
-    by_name = all(isinstance(value, int) for value in document.values())
-    pairs = [(value, name) if by_name else (name, value) for name, value in document.items()]
-    numbers = {number: name for key, name in pairs if (number := _number(key)) is not None}
-    return _sound(numbers, len(pairs))
-
-
-def _sound(names: Mapping[int, Any], n: int) -> dict[int, str] | None:
-    """Return the names if they are ``n`` different texts, and not all stand-ins."""
-    texts = {number: name for number, name in names.items() if isinstance(name, str) and name.strip()}
-    good = n and len(texts) == n == len({*texts.values()})
-    return texts if good and not all(map(_UNNAMED.fullmatch, texts.values())) else None
+def verify_columns(data: object, text: str | None, pair: str | None, label: str | None) -> Columns:
+    """Return what the rows of ``--verify-data`` call their columns."""
+    columns = Columns(text, pair, label)
+    if data is None and columns != SENTENCES:
+        raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")
+    return columns
