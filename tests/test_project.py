@@ -184,6 +184,17 @@ def test_every_file_that_the_architecture_names_is_there():
     assert len(named) > 20 and [name for name in named if not (ROOT / "edgepeft" / name).exists()] == []
 
 
+def test_every_function_and_class_that_the_architecture_names_is_defined():
+    prose = re.sub(r"^    .*$", "", read("docs/architecture.md"), flags=re.MULTILINE)  # without code
+    named = re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)`", prose)
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "edgepeft").rglob("*.py"))
+    defined = {*re.findall(r"\b(?:def|class) (\w+)", source)}
+    defined |= {*re.findall(r"^ *(?:self\.)?(\w+)(?:: [^=\n]+)? = ", source, re.MULTILINE)}
+    defined |= {path.stem for path in (ROOT / "edgepeft").rglob("*")}
+    others = {"edgepeft", "EDGEPEFT_CACHE", "tried", "json", "ms"}
+    assert len(named) > 150 and [name for name in named if not {*name.split(".")} <= defined | others] == []
+
+
 def test_every_file_that_contributing_names_is_there():
     named = re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", read("CONTRIBUTING.md"))
     package = ROOT / "edgepeft"

@@ -129,6 +129,8 @@ def rope_of(
     """
     scaling, whole = _mapping(config, "rope_scaling"), _mapping(config, "rope_parameters")
     own = _mapping(whole, kind, "rope_parameters") if kind else whole
+    if kind and not any(isinstance(each, Mapping) for each in whole.values()):  # of layers that see all
+        whole = own = whole if kind == GLOBAL else {}
     found: dict[str, Any] = {"rope_type": "default"}
     for name, given in (("rope_scaling", scaling), ("rope_parameters", {**whole, **own})):
         found |= {**given, "rope_type": given.get("rope_type", given.get("type", found["rope_type"]))}

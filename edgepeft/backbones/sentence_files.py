@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import json_at
 
 MODULES_FILE, _PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
@@ -47,7 +48,10 @@ def _lower_case(folder: Path, encoder: Callable[[], TextEncoder]) -> Iterator[st
     path = next((folder / name for name in _TEXT_FILES if (folder / name).is_file()), None)
     if path is None or _said(path).get("do_lower_case") is not True:
         return
-    known = encoder()
+    try:
+        known = encoder()
+    except EdgepeftError:  # who needs the tokenizer is told
+        return
     if known.plain_ids(_LETTERS) != known.plain_ids(_LETTERS.lower()):
         yield (
             f"{path} has do_lower_case, which is not read here, and the tokenizer keeps capitals: give texts in lower "

@@ -84,7 +84,7 @@ def run_benchmark(
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
-        work = plan.resolve_request(request, profile, scenario, stack)
+        work = plan.plan_request(request, profile, scenario, stack)
         if request.mode == "predicted":
             return Outcome(_predicted(work))
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)

@@ -78,7 +78,7 @@ def command(
         "lengths": {"unit": unit, **spread, f"over_{max_length}": sum(n > max_length for n in lengths)},
         "labels": [{"label": x, "rows": n, "example": " ".join(examples[x].split())} for x, n in counts.most_common()],
         "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind)
-        + " --skip-bad" * ("; left out of " in found.split),  # as training would refuse what was left out here
+        + " --skip-bad" * bool(found.n_bad),  # as training would refuse what was left out here
     }
     if as_json:
         print_json(document)

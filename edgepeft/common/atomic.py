@@ -153,8 +153,9 @@ def disk_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        wrapped = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has one class for all
-        number = int(wrapped[1]) if wrapped else getattr(error, "errno", None)
+        number = getattr(error, "errno", None)
+        wrapped = isinstance(error, SafetensorError) and re.search(r"serializing.*\(os error (\d+)\)", str(error))
+        number = int(wrapped[1]) if wrapped else number  # safetensors has one class for all, and for reading too
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise EdgepeftError(
                 f"no space left on the disk while writing {target}; nothing was changed. Free some space, then repeat."

@@ -13,6 +13,7 @@ import re
 import stat
 import tomllib
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def json_at(path: Path, most: int = _MAX_BYTES, *, names_files: bool = False) ->
     content = bytes_at(path, most)
     if names_files and rb"\u0000" in content:
         raise ValueError(_NUL)
-    return _parsed(content)
+    return _parsed(content, json.loads)
 
 
 def json_rows(text: str) -> Any:
@@ -155,7 +156,7 @@ def json_rows(text: str) -> Any:
     found, most = text.count("[") + text.count("{"), _MAX_PARTS + len(text) // _CHARACTERS_OF_A_PART
     if found > most:
         raise ValueError(f"it has more than {most:,} lists and objects")
-    return _parsed(text)
+    return _parsed(text, _DECODER.decode)
 
 
 def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -163,18 +164,17 @@ def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(members)
     if len(found) < len(members):
         for name, value in members:
-            if value != found[name]:
-                raise ValueError(f"it has the key {name!r:.80} twice")
+            if repr(value) != repr(found[name]):  # NaN is no other NaN
+                raise ValueError(f"it has the key {name!r:.80} twice, with two values")
     return found
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_each_once)  # ``json.loads`` would make one for each row
 
 
-def _parsed(content: str | bytes) -> Any:
-    text = content if isinstance(content, str) else content.decode(json.detect_encoding(content), "surrogatepass")
+def _parsed(content: Any, parse: Callable[[Any], Any]) -> Any:
     try:
-        return _DECODER.decode(text)
+        return parse(content)
     except RecursionError:
         raise ValueError("its lists and objects lie too deep in each other") from None
 

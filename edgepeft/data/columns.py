@@ -31,6 +31,7 @@ TEXTS = (
     "headline",
 )  # fmt: skip
 SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
+# Of the readers, which who answers a text need not import.
 STDIN = "-"  # in place of a file's name
 HEAD = 100  # rows by which shapes and splits are told
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
@@ -192,8 +193,9 @@ def by_convention(
         return {}
     known, found = lower_names(record), dict[str, str]()
 
-    def called(usual: Iterable[str]) -> list[str]:  # Text and text are two, of which one is to be named
-        return [name for each in usual for name in record if str(name).strip().lower() == each]
+    def called(usual: Iterable[str]) -> list[str]:  # text before Text; of Text and TEXT one is to be named
+        named = {each: [name for name in record if str(name).strip().lower() == each] for each in usual}
+        return [name for each, names in named.items() for name in ([each] if each in names else names)]
 
     if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
         pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
@@ -241,8 +243,7 @@ def _odd_header(suffix: str, found: Collection[str]) -> str:
         return ""
     if len(found) > 1:
         odd = any(name.isdigit() or len(name.split()) > 3 for name in found)
-        put = "put one with names above the rows if there is none"
-        return f" The first line is read as the names of columns: {put}." if odd else ""
+        return " If the first line is a row, and no names of columns, put a line of names above it." if odd else ""
     marks = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
     used = next((name for mark, name in marks.items() if mark in next(iter(found)) and name != right), None)
     found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"

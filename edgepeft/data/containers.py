@@ -113,13 +113,15 @@ _PACKED_FORMS = {
     b"PK\x03\x04": "a spreadsheet or a zip file; call it .xlsx or .zip",
     b"\xd0\xcf\x11\xe0": "a spreadsheet of Excel before 2007 (.xls); save it as .xlsx or .csv",
     b"\x1f\x8b": "a gzip file; let its name end in .gz",
-    b"PAR1": "a parquet file; call it .parquet",
+    b"PAR1\x15": "a parquet file; call it .parquet",  # then a page's header, in Thrift
 }
 
 
 def _refuse_packed(path: Path, beginning: bytes) -> None:
     """Refuse what is no text, by its first bytes."""
     if (form := next((told for mark, told in _PACKED_FORMS.items() if beginning.startswith(mark)), None)) is not None:
+        if beginning.startswith(b"\x1f\x8b") and path.suffix.lower() == ".gz":
+            form = "packed twice; unpack it once"
         raise DataError(f"{path} is {form}.")
 
 
@@ -190,9 +192,10 @@ _ABOUT = {"readme", "license", "licence", "copying", "notice", "citation"}  # wh
 
 def _table_in(archive: zipfile.ZipFile) -> str:
     """Name the table of a zip file that has one, and no texts; nothing that a system hides."""
-    paths = [PurePath(name) for name in _names_in(archive) if PurePath(name).stem.lower() not in _ABOUT]
+    paths = [PurePath(name) for name in _names_in(archive)]
     tables = [path for path in paths if path.suffix.lower() in TABLES and _is_text(path.with_suffix(""))]
-    return str(tables[0]) if len(tables) == 1 and not any(map(_is_text, paths)) else ""
+    texts = any(_is_text(path) for path in paths if path.stem.lower() not in _ABOUT)
+    return str(tables[0]) if len(tables) == 1 and not texts else ""
 
 
 def table_in(path: Path) -> PurePath:
@@ -355,8 +358,8 @@ def _quotes_told(path: Path, table: Iterator[tuple[int, list[Any]]]) -> Iterator
         yield line, cells
     if whole and not others:
         warnings.warn(
-            f"{path}: {whole:,} cells stand in quotation marks, which are characters of the text in a tsv. If they "
-            "only quote the cells, as pandas writes them, call the file .csv: its cells may stand between tabs.",
+            f"{path}: quotation marks around {whole:,} cell{'' if whole == 1 else 's'} are characters of the text in a "
+            "tsv. If they only quote, as pandas writes cells, call the file .csv: its cells may stand between tabs.",
             stacklevel=1,
         )
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.columns import SENTENCES, Columns, require_names
 from edgepeft.data.readers import Source, head_of, held, source_of, splits_of
-from edgepeft.data.rows import Row, read_rows
+from edgepeft.data.rows import BadRows, Row, read_rows
 from edgepeft.data.shapes import Shape, recognised_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
@@ -61,6 +61,7 @@ class TaskData:
     guarantee: Guarantee = field(default_factory=dict)  # of the answers
     stride: int | None = None  # tokens that windows of long texts share, where these are not cut
     json_schema: Mapping[str, Any] | None = None  # what a text that is written keeps to
+    n_bad: int = 0  # rows that could not be used, and were left out
 
     @cached_property
     def task_kind(self) -> TaskType:
@@ -130,9 +131,10 @@ def load_data(
     that a head has already, of which ``partial`` rows may lack some.  With ``skip_bad`` rows that cannot be used are
     left out, which is said; else all of them are named.
     """
-    if splits := splits_of(train, columns.answer, tell=True):
+    wanted = [name for name, given in (("train", None), ("eval", eval), ("test", test)) if given is None]
+    if splits := splits_of(train, columns.answer, tell=wanted):
         train = splits.get("train", train)
-        eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
+        eval, test = (splits.get(n) if n in wanted else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
     given = {name: path for name, path in asked.items() if isinstance(path, Source)}
     of = requested_kind(kind, regression=regression, writes=columns.target is not None)
@@ -158,7 +160,8 @@ def load_data(
     data = task_data(parts["--data"], chosen, tested, kind=of.name, **division)
     source, target = (None if each is None else each.text for each in (columns.source, columns.target))
     left_out = "".join(bad.left_out for bad in problems.values())
-    return replace(data, source=source, target=target, split=data.split + left_out)
+    n_bad = sum(bad.n for bad in problems.values())
+    return replace(data, source=source, target=target, split=data.split + left_out, n_bad=n_bad)
 
 
 def task_data(
@@ -174,7 +177,7 @@ def task_data(
 ) -> TaskData:
     """Part rows in memory likewise; a number is a share of ``train`` to hold out, None a tenth."""
     asked = requested_kind(kind)
-    seen = labels if partial and labels else asked.labels_of(train)
+    seen = labels if partial else asked.labels_of(train)  # the rest of the rows, or of the labels, is elsewhere
     known = asked(labels or seen).bind_rows(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     for rows in given:
@@ -278,7 +281,7 @@ def row_digest(row: Row, salt: str = "") -> bytes:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
 
 
-_NAMED = 20  # labels that an error names, or lines, and kinds of what is wrong
+_NAMED = 20  # labels that an error names
 
 
 def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) -> None:
@@ -335,48 +338,6 @@ def _overlap(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
             unlike.append(f"{more} of {other} in {one}")
     found = {"rows in both": copies, "texts in both with other labels": unlike}
     return "".join(f"; {what}: {', '.join(counts)}" for what, counts in found.items() if counts)
-
-
-class BadRows:
-    """Rows of a file that cannot be used, by what is wrong with them."""
-
-    def __init__(self, path: Source) -> None:
-        self._path, self._first = path, list[DataError]()
-        self._lines: dict[str, list[int]] = {}
-        self._times: Counter[str] = Counter()
-        self._n = 0
-
-    def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
-        """Take note of one, as ``read_rows`` says."""
-        self._n += 1
-        self._first = self._first or [error]
-        what = str(error).removeprefix(f"{self._path}:{line}: ")
-        if what in self._lines or len(self._lines) < _NAMED:
-            self._times[what] += 1
-            if len(lines := self._lines.setdefault(what, [])) < _NAMED:
-                lines.append(line)
-
-    def raise_or_warn(self, *, skip: bool, some: bool) -> None:
-        """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
-        if not self._n:
-            return
-        each = []
-        for what, lines in self._lines.items():
-            more = f" and {self._times[what] - len(lines)} more" if self._times[what] > len(lines) else ""
-            each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
-        told = " ".join(each)
-        if skip and some:
-            warnings.warn(f"{self._path}: {self._n} rows are left out. {told}", stacklevel=2)
-        elif self._n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
-            raise self._first[0]
-        else:
-            remedy = "; --skip-bad leaves them out" if some else ""
-            raise DataError(f"{self._path}: {self._n} rows cannot be used{remedy}. {told}")
-
-    @property
-    def left_out(self) -> str:
-        """What ``split`` says of them."""
-        return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
 
 
 SHAPE_OPTIONS = ("kind", "source", "target")  # options that a shape says

@@ -20,7 +20,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,9 +70,9 @@ def read_dataset(path: Path) -> Iterator[Record]:
     yield from enumerate(splits[split], start=1)
 
 
-def splits_of(path: Source, label: str, *, tell: bool = False) -> dict[str, Path]:
-    """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another, which are
-    told of."""
+def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[str, Path]:
+    """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another; it says
+    so of the parts to ``tell``."""
     from edgepeft.data.shapes import TAUGHT
 
     if not isinstance(path, Path) or format_of(path) or not is_dataset(path):
@@ -91,8 +91,9 @@ def splits_of(path: Source, label: str, *, tell: bool = False) -> dict[str, Path
         return bool(rows) and (all(has) if labels or not has else any(has))
 
     found = {name: taught(rows) for name, rows in heads.items()}
-    for name in (name for name, good in found.items() if tell and not good and any(found.values())):
-        warnings.warn(f"{source}#{name}: its first rows have no labels; it is left out.", stacklevel=2)
+    for name in (name for name, good in found.items() if _PARTS[name] in tell and not good and any(found.values())):
+        told = "its first rows have no labels" if heads[name] else "it has no rows"
+        warnings.warn(f"{source}#{name}: {told}; it is left out.", stacklevel=2)
     return {_PARTS[name]: Path(f"{source}#{name}") for name, good in found.items() if good}
 
 

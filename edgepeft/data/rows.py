@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -136,6 +138,13 @@ class _RowReader:
         """What may be wrong with the columns: the same of each row, for errors are grouped by what they say."""
         return odd_columns(self.path.suffix, self._head)
 
+    @cached_property
+    def _odd_scores(self) -> str:
+        """What keeps a column from being read as scores: the same of each row, too."""
+        filled = ((name, cell) for row in self._head for name, cell in row.items() if cell not in (None, ""))
+        odd = {n: cell for n, cell in filled if str(n).lower() in SCORES and number_of(cell) is None}
+        return "; ".join(f"{n} holds {quote(cell)}, which is no number: write numbers alone" for n, cell in odd.items())
+
     @property
     def _labels(self) -> bool:
         """True if each row must have a label."""
@@ -254,8 +263,7 @@ class _RowReader:
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:
-                odd = [(n, v) for n, v in found.items() if str(n).lower() in SCORES and number_of(v) is None]
-                remedies += [f"{n} holds {quote(v)}, which is no number: write it without a sign" for n, v in odd]
+                remedies.append(self._odd_scores)
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
@@ -327,3 +335,48 @@ def _require_texts(text: str, spans: Any, where: str) -> None:
                 f"{f'that stands at {at}' if at >= 0 else 'that stands nowhere in the text'}. Places count Python's "
                 "characters, of which an emoji is one: correct them."
             )
+
+
+_NAMED = 20  # mistakes of a file, and lines of each
+
+
+class BadRows:
+    """Rows of a file that cannot be used, by what is wrong with them."""
+
+    def __init__(self, path: Source) -> None:
+        self._path, self._first = path, list[DataError]()
+        self._lines: dict[str, list[int]] = {}
+        self._times: Counter[str] = Counter()
+        self.n = 0
+
+    def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
+        """Take note of one, as ``read_rows`` says."""
+        self.n += 1
+        self._first = self._first or [error]
+        what = str(error).removeprefix(f"{self._path}:{line}: ")
+        if what in self._lines or len(self._lines) < _NAMED:
+            self._times[what] += 1
+            if len(lines := self._lines.setdefault(what, [])) < _NAMED:
+                lines.append(line)
+
+    def raise_or_warn(self, *, skip: bool, some: bool) -> None:
+        """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
+        if not self.n:
+            return
+        each = []
+        for what, lines in self._lines.items():
+            more = f" and {self._times[what] - len(lines)} more" if self._times[what] > len(lines) else ""
+            each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
+        told = " ".join(each)
+        if skip and some:
+            warnings.warn(f"{self._path}: {self.n} rows are left out. {told}", stacklevel=2)
+        elif self.n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
+            raise self._first[0]
+        else:
+            remedy = "; --skip-bad leaves them out" if some else ""
+            raise DataError(f"{self._path}: {self.n} rows cannot be used{remedy}. {told}")
+
+    @property
+    def left_out(self) -> str:
+        """What ``split`` says of them."""
+        return f"; left out of {Path(str(self._path)).name}: {self.n} that cannot be used" if self.n else ""

@@ -175,24 +175,24 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     length = add.op("Squeeze", add.op("Shape", INPUT_IDS, start=1, end=2))
     add.op("Div", add.op("Range", zero, n, add.number(1)), length, output=PACKED_INDICES[PackedIndex.ROW])
     add.op("Range", zero, n, length, output=PACKED_INDICES[PackedIndex.FIRST_TOKEN])
-    rows = add.op("Shape", INPUT_IDS)
-    queries, keys, words = (
-        add.op("Concat", rows, add.ints(*sizes), axis=0) for sizes in ((k, g, e), (k, e), (vocabulary,))
+    batch = add.op("Shape", INPUT_IDS)
+    shape_of_queries, shape_of_keys, shape_of_logits = (
+        add.op("Concat", batch, add.ints(*sizes), axis=0) for sizes in ((k, g, e), (k, e), (vocabulary,))
     )
-    add.op("Reshape", "causal/logits", words, output=LOGITS)
+    add.op("Reshape", "causal/logits", shape_of_logits, output=LOGITS)
     bias = _mask(add)
     for i, layer in enumerate(layers):  # attention in place of the step's own
         read = []  # (B, k, 1, L + S, e)
         names = zip((layer.turned[1], layer.value), _known(f"past_key_values.{i}"), _known(f"present.{i}"), strict=True)
         for value, past, present in names:
-            new = add.op("Transpose", add.op("Reshape", value, keys), perm=[0, 2, 1, 3])
+            new = add.op("Transpose", add.op("Reshape", value, shape_of_keys), perm=[0, 2, 1, 3])
             read.append(add.op("Unsqueeze", add.op("Concat", past, new, output=present, axis=2), add.ints(2)))
-        query = add.op("Reshape", layer.turned[0], queries)
-        query = add.op("Transpose", query, perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
-        scores = add.op("MatMul", query, add.op("Transpose", read[0], perm=[0, 1, 2, 4, 3]))
+        queries = add.op("Reshape", layer.turned[0], shape_of_queries)
+        queries = add.op("Transpose", queries, perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
+        scores = add.op("MatMul", queries, add.op("Transpose", read[0], perm=[0, 1, 2, 4, 3]))
         heads = add.op("MatMul", add.op("Softmax", add.op("Add", scores, bias), axis=-1), read[1])
-        rows = add.op("Transpose", heads, perm=[0, 3, 1, 2, 4])
-        add.op("Reshape", rows, add.ints(-1, k * g * e), output=layer.context)
+        context = add.op("Transpose", heads, perm=[0, 3, 1, 2, 4])
+        add.op("Reshape", context, add.ints(-1, k * g * e), output=layer.context)
     add.add_to(graph)
     shapes = {INPUT_IDS: ("batch", "sequence"), MASK: ("batch", "total_sequence"), PLACES: ("batch", "sequence")}
     pasts, presents = (

@@ -17,7 +17,8 @@ one, and W's columns divided by them, so that a step of 1 serves every row and n
 
     x W^T = scale * (round(x v) (W / v)8^T)
 
-The weights file holds ``Quantised`` tensors for these, and every other tensor as it was.  Standard operators only.
+The weights file holds ``Quantised`` tensors for these, and every other tensor as it was; the stored graph has standard
+operators only.
 
 ``lower_integers``, when a session opens: each row t of x is divided by its largest magnitude before it becomes bytes,
 so that one constant step serves all rows, and the product is multiplied by it again:
@@ -25,7 +26,8 @@ so that one constant step serves all rows, and the product is multiplied by it a
     m[t] = max |x[t]|        x8[t] = round(127 x[t] / m[t])        x[t] W^T = m[t] (scale / 127) * (x8[t] W8^T)
 
 ``QuantizeLinear`` with one step is many times as fast as with one a row, and ``MatMulIntegerToFloat`` needs no fusion.
-Past Gelu x8 = round(223 x[t] / m[t]) + 32 with m[t] = max(max x[t], 1.2): a finer step, and nothing negative is cut.
+Past Gelu, whose least value is -0.17, x8 = round(223 x[t] / m[t]) + 32 with m[t] = max(max x[t], 1.2): a finer step,
+and nothing negative is cut.
 Where the step is fixed the bytes are those of the stored graph, one factor of all channels as the step, and the product
 adds the bias.  A row's result depends on no other row, as before.
 """
@@ -75,8 +77,8 @@ _MIN_TABLE_ROWS = 1024
 # zx, of 255: below it what is negative, above it what is positive.  Gelu's least value is -0.17.
 _MIDDLE, _PAST_ACTIVATION = 128, 16
 _ACTIVATIONS = {"Gelu", "Relu"}
-_LOWERED = 32  # the byte of 0 past Gelu, lowered
-_LEAST = 0.17 * (255 - _LOWERED) / _LOWERED  # m there
+_PAST_GELU = 32  # zx past Gelu in a lowered graph
+_LEAST_M = 0.17 * (255 - _PAST_GELU) / _PAST_GELU  # so that -0.17 becomes no byte below 0
 _UNIT_STEP = "unit_step"
 _NODE = helper.make_node  # inner nodes have no names: the graph stays under 200 kB
 
@@ -270,11 +272,11 @@ def lower_integers(model: onnx.ModelProto) -> bool:
             add.op("MatMulIntegerToFloat", *inputs, output=total, domain=CONTRIB)
             continue
         past_gelu = x in writer and writer[x].op_type == "Gelu"
-        middle = _LOWERED if past_gelu else _MIDDLE
+        middle = _PAST_GELU if past_gelu else _MIDDLE
         step, zero = add.number(1 / (255 - middle), np.float32), add.number(middle, np.uint8)
         if x not in rows:
             largest = add.op("ReduceMax", x if past_gelu else add.op("Abs", x), "last_axis")
-            largest = add.op("Max", largest, add.number(_LEAST, np.float32)) if past_gelu else largest
+            largest = add.op("Max", largest, add.number(_LEAST_M, np.float32)) if past_gelu else largest
             # Of a row of zeros x / m is no number; what bytes it becomes is all one: its product is times m = 0.
             rows[x] = add.op("QuantizeLinear", add.op("Div", x, largest), step, zero), largest
         of_unit = add.op("MatMulIntegerToFloat", rows[x][0], matrix, step, scale, zero, domain=CONTRIB)

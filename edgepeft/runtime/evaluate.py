@@ -186,7 +186,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
     found = asked.scores(kind, name, known, given, worst)
     if not kept:
         return found
-    most = max(part.shape[1] for part in kept)  # of rows that bring candidates, [n, K, 1], K of each batch's own
+    most = max(part.shape[1] for part in kept)  # [n, C]; or [n, K, 1] of candidates, K of each batch's own: padded
     widths = ([(0, 0), (0, most - part.shape[1])] + [(0, 0)] * (part.ndim - 2) for part in kept)
     logits = np.concatenate([np.pad(*each, constant_values=LOWEST) for each in zip(kept, widths, strict=True)])
     return {**found, **kind.calibration(known, logits), **mislabelled(kind.doubted(known, logits), wrong.__getitem__)}

@@ -42,7 +42,14 @@ from edgepeft.runtime.inputs import (
 )
 from edgepeft.runtime.prediction import RowResult, finite_or_error, predictions, require_width, warn_once
 from edgepeft.runtime.session import failing_as, run_session
-from edgepeft.runtime.session_pool import BoundSession, SessionPool, TaskSession, ort_value, structure_and_values
+from edgepeft.runtime.session_pool import (
+    LOWER_LAYERS,
+    BoundSession,
+    SessionPool,
+    TaskSession,
+    ort_value,
+    structure_and_values,
+)
 from edgepeft.tasks.base import Prediction
 
 if TYPE_CHECKING:
@@ -326,7 +333,7 @@ class LowerLayers:
     def __init__(self, pool: SessionPool) -> None:
         self._pool, self._bundle = pool, pool.bundle
         self._values = _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
-        self._sessions: dict[tuple[int, str | None], TaskSession] = pool.table("prefix")
+        self._sessions: dict[tuple[int, str | None], TaskSession] = pool.table(LOWER_LAYERS)
         self._depths: dict[str, int] = {}
 
     def plan(self, tasks: Sequence[str]) -> LowerLayersPlan:

@@ -225,7 +225,7 @@ def _build(bundle: Bundle, folder: Path) -> None:
 
 def _tried(bundle: Bundle, folder: Path, tensors: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Time a row alone on the bare backbone, by turns in three forms: packed, by ``for_one_row``, and with
-    ``fuse_attention`` too.  Says which is the quickest here, and the times.
+    ``fuse_attention`` too.  Says whether the later forms are clearly quicker than the one before, and the times.
 
     The forms are those of ``_build`` and ``Runtime._session_of_one_row``.
     """

@@ -43,7 +43,7 @@ from edgepeft.runtime.prediction import (
     warn_once,
 )
 from edgepeft.runtime.session import opening, run_session
-from edgepeft.runtime.session_pool import SessionPool, TaskSession
+from edgepeft.runtime.session_pool import LOWER_LAYERS, SessionPool, TaskSession
 from edgepeft.tasks.base import Answer, Prediction, TaskType
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Runtime:
         self._generator: Generator | None = None
         self._lower_layers: LowerLayers | None = None
         self._texts: dict[str | None, TextSession] = self._pool.table("text")
-        self._pool.table("prefix")  # empty, so that what ran on the old tasks' sessions is let go
+        self._pool.table(LOWER_LAYERS)  # empty, so that what ran on the old tasks' sessions is let go
 
     # What few programs need is loaded with its first use.
     @property
@@ -322,9 +322,9 @@ class Runtime:
 
         with self._lock:
             self._pool.prepare()
-            prefix = self._lower_layers = self._lower_layers or LowerLayers(self._pool)
-            plan = prefix.plan(tasks)
-        shared = prefix.logits(plan, inputs) if plan.shared else {}
+            lower = self._lower_layers = self._lower_layers or LowerLayers(self._pool)
+            plan = lower.plan(tasks)
+        shared = lower.logits(plan, inputs) if plan.shared else {}
         return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
 
     def predict_mixed(

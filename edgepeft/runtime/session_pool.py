@@ -23,6 +23,8 @@ from edgepeft.graph.parameters import StructuredTask, computed_values, make_inpu
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session, return_free_memory
 
+LOWER_LAYERS = "lower layers"  # the table of sessions on layers that tasks share
+
 
 def ort_value(array: NDArray[Any]) -> ort.OrtValue:
     """Make a value of ONNX Runtime of an array."""

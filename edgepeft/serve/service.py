@@ -6,7 +6,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
@@ -84,6 +84,7 @@ class Service:
                 raise error
             self.runtime.prepare(task)
             self.runtime.n_tokens(task, [])
+            _ = self.runtime.mixer  # which every request passes through, and which loads modules
 
     def reload(self) -> tuple[str, ...]:
         """Take over what changed in the folder; the tasks that are new, replaced or gone."""
@@ -108,13 +109,13 @@ class Service:
 
     def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
         """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``."""
-        with self._places:
+        with self._place():
             Written(self.runtime.writing(), self._problems).run(jobs, more)
 
     def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """The answer of each row, or the error in its place."""
         failure: EdgepeftError | None = None
-        with self._places:
+        with self._place():
             seen = self._seen
             try:
                 answers = self._predict(tasks, texts)
@@ -122,7 +123,7 @@ class Service:
                 failure, answers = error, [error] * len(tasks)
         failed = [row for row, answer in enumerate(answers) if isinstance(answer, EdgepeftError)]
         if failed and self._caught_up(seen):
-            with self._places:
+            with self._place():
                 again = self._predict([tasks[row] for row in failed], [texts[row] for row in failed])
             for row, answer in zip(failed, again, strict=True):
                 answers[row] = answer
@@ -145,6 +146,16 @@ class Service:
         answers = self.runtime.predict_mixed([tasks[row] for row in rows], [texts[row] for row in rows], strict=False)
         answered = dict(zip(rows, answers, strict=True))
         return [answered[row] if row in answered else problems[task] for row, task in enumerate(tasks)]
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Answer within the block, behind whoever waits to read the bundle again."""
+        with self._reading:
+            self._places.acquire()
+        try:
+            yield
+        finally:
+            self._places.release()
 
     def _caught_up(self, seen: tuple[str, ...]) -> bool:
         """Whether a failure may be that of files replaced after ``seen``, which are read now."""

@@ -128,6 +128,7 @@ class Sweep:
 
     @property
     def _results_file(self) -> Path:
+        # The plain file is the one that counts where both are there.
         path, compressed = self.folder / RESULTS_FILE, self.folder / f"{RESULTS_FILE}.gz"
         return compressed if compressed.is_file() and not path.is_file() else path
 

@@ -44,7 +44,7 @@ class ResolvedRequest:
                 raise UsageError(f"--json-schema {schema} cannot be read ({error.strerror}).") from None
             except ValueError as error:
                 raise UsageError(f"--json-schema {schema} is no JSON ({error}).") from None
-        if schema is not None:
+        if asked.json_schema is not None:
             schema_text(schema)
         data = load_data(
             source_of(asked.data),

@@ -17,6 +17,7 @@ from tiny import DECODERS, SIZES, ragged, write_model
 from tolerance import exact_logits, exactly
 from writing import Bare
 
+from edgepeft.backbones.config import rope_of
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import BEFORE, LOGITS
@@ -188,6 +189,14 @@ def test_layers_of_other_kinds_of_attention_are_refused(types: Any):
     sizes = {"num_hidden_layers": 2, "layer_types": types}
     with pytest.raises(UsageError, match="the config's layer_types"):
         read({"model_type": "gemma3_text", **SIZES["gemma3_text"], **sizes})
+
+
+def test_rope_parameters_that_are_not_divided_by_kinds_of_layers_are_those_of_layers_that_see_all():
+    flat = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    config, known = {"rope_parameters": flat}, {"scaled": ("linear",)}
+    assert rope_of(config, kind="full_attention", **known) == flat
+    plain = {"rope_type": "default", "rope_theta": 10_000.0}
+    assert rope_of(config, "rope_local_base_freq", kind="sliding_attention", **known) == plain
 
 
 def test_a_config_that_says_nothing_of_the_activation_has_transformers_default():

@@ -278,7 +278,9 @@ def test_quotation_marks_that_only_quote_the_cells_of_a_tsv_are_said(tmp_path, c
 
 
 def test_a_licence_beside_the_table_of_a_zip_file_is_no_text(tmp_path):
-    path = zipped(tmp_path, [("d/rows.csv", "text,label\nhi,a\n"), ("README.txt", "of rows"), ("d/LICENSE", "free")])
+    path = zipped(
+        tmp_path, [("d/citation.csv", "text,label\nhi,a\n"), ("README.txt", "of rows"), ("d/LICENSE", "free")]
+    )
     assert read(path) == [{"text": "hi", "label": "a"}]
 
 
@@ -288,7 +290,7 @@ def test_a_licence_beside_the_table_of_a_zip_file_is_no_text(tmp_path):
         (b"PK\x03\x04", r"rows\.csv is a spreadsheet or a zip file; call it \.xlsx or \.zip"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1", r"Excel before 2007 \(\.xls\); save it as \.xlsx or \.csv"),
         (b"\x1f\x8b\x08", r"rows\.jsonl is a gzip file; let its name end in \.gz"),
-        (b"PAR1", r"rows\.csv is a parquet file; call it \.parquet"),
+        (b"PAR1\x15", r"rows\.csv is a parquet file; call it \.parquet"),
     ],
 )
 def test_a_file_of_another_form_than_its_name_says_is_called_what_it_is(tmp_path, beginning, said):

@@ -8,7 +8,9 @@ from edgepeft.data.rows import read_rows
 
 def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
     (path := tmp_path / "rows.csv").write_text("4,The soup was cold again.\n" * 3)
-    with pytest.raises(DataError, match="put one with names above the rows if there is none"):
+    with pytest.raises(
+        DataError, match="If the first line is a row, and no names of columns, put a line of names above it"
+    ):
         [*read_rows(path, labels=True)]
 
 
@@ -41,3 +43,7 @@ def test_what_is_said_is_the_same_of_each_row(tmp_path):
     found = []
     assert not [*read_rows(path, labels=True, bad=lambda line, _, error: found.append(str(error).split(": ", 1)[1]))]
     assert len(found) == 8 and len({*found}) == 1 and "If sport, news are labels" in found[0]
+    path.write_text("text,score\n" + "".join(f"hi,{i}%\n" for i in range(8)))
+    found.clear()
+    assert not [*read_rows(path, labels=True, bad=lambda line, _, error: found.append(str(error).split(": ", 1)[1]))]
+    assert len(found) == 8 and len({*found}) == 1 and "which is no number: write numbers alone" in found[0]

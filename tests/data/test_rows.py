@@ -88,7 +88,7 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
 def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"sentence1": "a", "label": "x", "label": "y"}\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON \(it has the key 'label' twice\)"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON \(it has the key 'label' twice, with two values\)"):
         list(read_rows(path, labels=True))
 
 
@@ -107,7 +107,7 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
         (
             "a.csv",
             "text,score\na,85%\n",
-            '--label-column NAME; score holds "85%", which is no number: write it without a',
+            '--label-column NAME; score holds "85%", which is no number: write numbers',
         ),
         (
             "a.csv",
@@ -116,8 +116,8 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
             "label; for others: --text-column NAME, --label-column NAME. The table has one column alone; a csv separates",
         ),
         ("a.csv", "text,content,label\na,b,c\n", "a.csv: text, content may each be the text; say which: --text-column"),
-        ("a.csv", "Text,text,label\na,b,c\n", "a.csv: Text, text may each be the text; say which: --text-column NAME."),
-        ("a.csv", "text,Labels,labels\na,b,c\n", "a.csv: Labels, labels may each be the label; say which: --label-col"),
+        ("a.csv", "Text,TEXT,label\na,b,c\n", "a.csv: Text, TEXT may each be the text; say which: --text-column NAME."),
+        ("a.csv", "text,Labels,LABELS\na,b,c\n", "a.csv: Labels, LABELS may each be the label; say which: --label-col"),
         ("a.csv", "text,target,y\na,b,c\n", "a.csv: target, y may each be the label; say which: --label-column NAME."),
         ("a.csv", "text,premise,hypothesis,y\na,b,c,d\n", "a.csv: text, premise and hypothesis may each be the text"),
         ("a.csv", "sentence1,label,label\na,b,c\n", "a.csv:1: 2 columns are called 'label'; rename or delete"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -32,6 +33,8 @@ class Runtime:
         self.asked.release()
         if "slow" in texts:
             self.hold.wait(10)
+        if "short" in texts:
+            time.sleep(0.005)
         if self.version == 0 and self.damaged & set(tasks):
             self.under_way -= 1
             raise BundleError("its file was replaced")
@@ -83,6 +86,25 @@ def test_files_are_not_read_beside_an_answer_and_no_answer_begins_beside_that(se
         runtime.hold.set()
         assert [found.result(10)[0].label for found in (slow, failing, after)] == ["0", "1", "1"]
     assert runtime.beside == [0]
+
+
+def test_answers_without_a_pause_do_not_keep_the_files_from_being_read(service):
+    service.runtime = Runtime(damaged="b")
+    over = threading.Event()
+
+    def answers():
+        while not over.is_set():
+            service.answer(["a"], ["short"])
+
+    with ThreadPoolExecutor(3) as pool:
+        busy = [pool.submit(answers) for _ in range(2)]
+        found = pool.submit(service.answer, ["b"], ["x"])
+        try:
+            assert found.result(3)[0].label == "1"
+        finally:
+            over.set()
+        for each in busy:
+            each.result(10)
 
 
 def test_a_failure_that_no_file_explains_is_raised_and_nothing_is_read(service):

@@ -234,9 +234,8 @@ def bench(folder: Path) -> tuple[list[bytes], Target]:
 def rows(folder: Path) -> tuple[list[bytes], Target]:
     """A data file in each format, as `edgepeft look` and `train` read it; its name stands before its content."""
     from edgepeft.data.columns import Columns
-    from edgepeft.data.parts import BadRows
     from edgepeft.data.readers import head_of
-    from edgepeft.data.rows import read_rows
+    from edgepeft.data.rows import BadRows, read_rows
     from edgepeft.data.shapes import recognised_shape
     from edgepeft.tasks.base import kind_named
 

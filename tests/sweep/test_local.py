@@ -104,7 +104,8 @@ def test_ctrl_c_on_a_terminal_which_all_processes_get_is_told_by_the_sweep_alone
     assert "Traceback" not in errors
 
 
-def test_what_is_over_at_sigterm_is_a_line_of_results_and_the_process_ends_by_it(plan, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_what_is_over_at_a_signal_is_a_line_of_results(plan, tmp_path, number, code):
     path, out = plan(steps=300), tmp_path / "out"
     running = subprocess.Popen(
         command(path, out, "--workers", "1", "--keep", "results"),
@@ -115,9 +116,9 @@ def test_what_is_over_at_sigterm_is_a_line_of_results_and_the_process_ends_by_it
     ends = time.monotonic() + 120
     while not (over := list(out.glob("runs/*.json"))) and time.monotonic() < ends:
         time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(number)
     running.communicate(timeout=120)
-    assert running.returncode == -signal.SIGTERM
+    assert running.returncode == code
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert [line["run"] for line in lines] == [over[0].stem] and not over[0].exists()
 

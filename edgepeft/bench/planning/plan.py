@@ -258,7 +258,7 @@ class PlannedRequest:
         )
 
 
-def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> PlannedRequest:
+def plan_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> PlannedRequest:
     """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
     if request.bundle is not None:
         subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
