@@ -134,7 +134,7 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         order = places + 1 if pooling is Pooling.LAST else places.flip(0) + 1
         token = ((mask != 0) * order).argmax(dim=1)
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), token]
-    if pooling is not Pooling.MEAN:
+    if pooling not in (Pooling.MEAN, Pooling.LABELS):  # a linear head beside one that scores labels reads the mean
         raise ValueError(f"hidden states have no pooling {pooling.value!r}")
     weights = mask.to(hidden.dtype).unsqueeze(-1)
     return (hidden * weights).sum(1) / weights.sum(1)

@@ -118,7 +118,7 @@ def test_tasks_of_one_structure_answer_in_one_pass(tiny: Callable[..., Path], tm
     tasks, texts = ["two", "one", "score", "one", "two"], [text.first for text in TEXTS[:5]]
     with Runtime(folder, threads=1, cache=False) as runtime:
         opened = {task: runtime.session(task) for task in ("one", "two", "score")}
-        assert runtime._mixer.can_mix(opened)
+        assert runtime.mixer._can_mix(opened)
         found = [answer.logits for answer in runtime.predict_mixed(tasks, texts)]
         alone = [runtime.predict(task, [text])[0].logits for task, text in zip(tasks, texts, strict=True)]
     for one, other in zip(found, alone, strict=True):
