@@ -27,7 +27,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.cut import prune
-from edgepeft.graph.one_row import for_one_row, fuse_attention
+from edgepeft.graph.one_row import for_one_row, join_attention
 from edgepeft.graph.protos import copied, replace
 from edgepeft.graph.quantise import integer_products, lower_integers
 
@@ -40,20 +40,24 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def forms_of(graph: onnx.ModelProto, weights: Path) -> Iterator[tuple[str, onnx.ModelProto]]:
     """What ONNX Runtime can be given for a spliced graph: as it is stored, and each way to lower it."""
 
-    def joined(parts: Sequence[TensorProto], name: str) -> TensorProto:
-        """Matrices [d, d] of ``weights`` side by side."""
+    def joined(parts: Sequence[TensorProto], axis: int, name: str) -> TensorProto:
+        """Tensors of ``weights`` side by side."""
         whole = [copied(each) for each in parts]
         for each in whole:
             load_external_data_for_tensor(each, str(weights.parent))
-        return numpy_helper.from_array(np.concatenate([*map(numpy_helper.to_array, whole)], axis=1), name)
+        return numpy_helper.from_array(np.concatenate([*map(numpy_helper.to_array, whole)], axis), name)
 
     yield "as stored", graph
-    lowerings: dict[str, list[Callable[[onnx.ModelProto], object]]] = {_ONE_ROW: [for_one_row]}
+    join = partial(join_attention, join=joined)
+    lowerings: dict[str, list[Callable[[onnx.ModelProto], object]]] = {
+        _ONE_ROW: [for_one_row],
+        f"{_ONE_ROW}, joined": [for_one_row, join],
+    }
     if any(True for _ in integer_products(graph.graph)):
-        lowerings |= {
+        lowerings = {
             "lowered": [lower_integers],
             f"lowered, {_ONE_ROW}": [for_one_row, lower_integers],
-            f"lowered, {_ONE_ROW}, QAttention": [for_one_row, partial(fuse_attention, join=joined), lower_integers],
+            f"lowered, {_ONE_ROW}, joined (QAttention)": [for_one_row, join, lower_integers],
             f"a scale a call, {_ONE_ROW}": [for_one_row, _one_scale],
         }
     for name, passes in lowerings.items():

@@ -40,13 +40,13 @@ from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
 from edgepeft.graph.names import grouped_name, names_in
-from edgepeft.graph.one_row import add_fused_attention, for_one_row, fuse_attention
+from edgepeft.graph.one_row import FOR_ATTENTION, add_joined, for_one_row, join_attention
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 10
+_FORMAT = 11
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
@@ -81,6 +81,10 @@ class Prepacked:
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
         _place(model, bundle, self.tensors)
+
+    def join(self, model: onnx.ModelProto, bundle: Bundle) -> None:
+        """``join_attention``, where joined matrices are quicker here."""
+        join_attention(model, partial(_known, bundle, self.tensors))
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
@@ -174,9 +178,8 @@ def prepacked_key(bundle: Bundle) -> str:
 
 def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
-    # Each tensor, and its packed copy, as written and as laid out; of int8 a quarter joined, and its packed copy.
-    joined = bundle.manifest.backbone.weights_dtype == "int8"
-    needed = int((5.2 if joined else 4.2) * bundle.weights.stat().st_size)
+    # Each tensor, and its packed copy, as written and as laid out; a quarter of them joined, and its packed copy.
+    needed = int(5.2 * bundle.weights.stat().st_size)
     if shutil.disk_usage(folder).free < needed:  # ONNX Runtime reports no error when the disk is full
         raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
     model = _with_pooler(bundle)
@@ -189,8 +192,9 @@ def _build(bundle: Bundle, folder: Path) -> None:
             groups = [*attention_matrices(lowered.model.graph)]
             join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
     row, quantised = copied(bundle.backbone_graph), bundle.manifest.backbone.weights_dtype != "fp32"
-    if quantised and not saturates_in_8_bits() and for_one_row(row):
-        add_fused_attention(model, row, partial(_side_by_side, bundle))
+    joined = list[str]()
+    if not (quantised and saturates_in_8_bits()) and for_one_row(row):
+        joined = add_joined(model, row, partial(_side_by_side, bundle))
     options, written = session_options(), folder / "backbone.onnx"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = str(written)
@@ -209,33 +213,34 @@ def _build(bundle: Bundle, folder: Path) -> None:
     ends = [int(where["offset"]) + int(where["length"]) for where in tensors.values()]
     if packed.stat().st_size < max(ends, default=0):
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
-    _lay_out(tensors, packed)
+    separate = {name: where for name, where in tensors.items() if name not in joined}
+    without_joined, _ = _lay_out((separate, {name: tensors[name] for name in joined if name in tensors}), packed)
     _place(model, bundle, tensors)
     given = _answer(open_session(model, folder))
     for name, values in expected.items():  # packing changes nothing but the last digits, which fusing moves
         if not np.allclose(values, given[name], rtol=1e-4, atol=1e-5, equal_nan=True):
             raise EdgepeftError(f"the prepacked weights give another {name} than the weights themselves.")
-    tried = _tried(bundle, folder, tensors)
-    if not tried["fused"] and (kept := _without_joined(tensors)) != tensors:
-        _lay_out(tensors := kept, packed)
-    write_json(folder / _PLACES_FILE, tensors)
+    tried = _tried(bundle, folder, {"packed": separate, "one_row": separate, "joined": tensors})
+    if not tried["joined"]:
+        os.truncate(packed, without_joined)
+    write_json(folder / _PLACES_FILE, tensors if tried["joined"] else separate)
     write_json(folder / _TRIED_FILE, tried)
     write_checksums(folder)
 
 
-def _tried(bundle: Bundle, folder: Path, tensors: dict[str, dict[str, str]]) -> dict[str, Any]:
+def _tried(bundle: Bundle, folder: Path, forms: Mapping[str, Places]) -> dict[str, Any]:
     """Time a row alone on the bare backbone, by turns in three forms: packed, by ``for_one_row``, and with
-    ``fuse_attention`` too.  Says whether the later forms are clearly quicker than the one before, and the times.
+    ``join_attention`` too.  Says whether the later forms are clearly quicker than the one before, and the times.
 
     The forms are those of ``_build`` and ``Runtime._session_of_one_row``.
     """
     sessions = {}
-    for form in ("packed", "one_row", "fused"):
+    for form, tensors in forms.items():
         model = copied(bundle.backbone_graph)
         if form != "packed" and not for_one_row(model):
-            return {"one_row": True, "fused": False, "ms": {}}
-        _place(model, bundle, tensors if form == "fused" else _without_joined(tensors))
-        if form != "fused" or any(node.op_type == "QAttention" for node in model.graph.node):
+            return {"one_row": True, "joined": False, "ms": {}}
+        _place(model, bundle, tensors)
+        if form != "joined" or tensors != forms["one_row"]:
             options = session_options()  # no form's threads spin for work while another's run
             options.add_session_config_entry("session.force_spinning_stop", "1")
             sessions[form] = open_session(model, folder, options=options)
@@ -248,22 +253,23 @@ def _tried(bundle: Bundle, folder: Path, tensors: dict[str, dict[str, str]]) -> 
             times[form].append(perf_counter() - begin)
     # What else runs here only adds time, and may add it to one form alone: a median of few rounds kept the slower one.
     found = {form: min(of_form) for form, of_form in times.items()}
-    fused = found.get("fused", np.inf) < _CLEARLY * found["one_row"]
-    slower = found["packed"] < _CLEARLY * (found["fused"] if fused else found["one_row"])
-    return {"one_row": not slower, "fused": fused, "ms": {form: round(1000 * s, 3) for form, s in found.items()}}
+    joined = found.get("joined", np.inf) < _CLEARLY * found["one_row"]
+    slower = found["packed"] < _CLEARLY * (found["joined"] if joined else found["one_row"])
+    return {"one_row": not slower, "joined": joined, "ms": {form: round(1000 * s, 3) for form, s in found.items()}}
 
 
-def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
-    """Move tensors and packed copies to where kernels read them, and read them fast, in the file and in ``tensors``.
+def _lay_out(groups: Sequence[dict[str, dict[str, str]]], packed: Path) -> list[int]:
+    """Move tensors and packed copies to where kernels read them, and read them fast, in the file and in ``groups``;
+    returns where each group ends.
 
     ONNX Runtime writes one after the other, so a single one of an odd size, as a packed 4-bit matrix has, moves all
     that follow, and kernels stop the process.  A packed copy of at least 2 MB begins at a whole huge page and is
     written page by page: Linux then keeps these in one piece, and maps them so where the file system can (xfs, and
     ext4 since 6.16).  Gaps are holes, which take no room on the disk.
     """
-    if not tensors:
-        return
-    source, laid_out = np.memmap(packed, np.uint8, "r").data, packed.with_name("laid_out.bin")
+    if not any(groups):
+        return [0 for _ in groups]
+    source, laid_out, ends = np.memmap(packed, np.uint8, "r").data, packed.with_name("laid_out.bin"), list[int]()
     with laid_out.open("xb", buffering=0) as file:
 
         def moved(offset: str, length: str, large: int = _ALIGNED) -> str:
@@ -274,15 +280,18 @@ def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
                 part = part[file.write(part[: _HUGE_PAGE - file.tell() % _HUGE_PAGE]) :]
             return str(begin)
 
-        for where in tensors.values():
-            for key in [key for key in where if key.startswith("prepacked")]:
-                name, *parts = where[key].split("|")
-                places = [part.split(";") for part in parts]
-                moves = [(moved(offset, length, _HUGE_PAGE), length, *rest) for offset, length, *rest in places]
-                where[key] = "|".join([name, *map(";".join, moves)])
-        for where in tensors.values():
-            where["offset"] = moved(where["offset"], where["length"])
+        for tensors in groups:
+            for where in tensors.values():
+                for key in [key for key in where if key.startswith("prepacked")]:
+                    name, *parts = where[key].split("|")
+                    places = [part.split(";") for part in parts]
+                    moves = [(moved(offset, length, _HUGE_PAGE), length, *rest) for offset, length, *rest in places]
+                    where[key] = "|".join([name, *map(";".join, moves)])
+            for where in tensors.values():
+                where["offset"] = moved(where["offset"], where["length"])
+            ends.append(file.tell())
     laid_out.replace(packed)
+    return ends
 
 
 def _with_pooler(bundle: Bundle) -> onnx.ModelProto:
@@ -313,26 +322,34 @@ def _with_output(model: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
     model.graph.output.append(floats(Role.POOLED_LABELS, None))
 
 
-def _side_by_side(bundle: Bundle, parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto:
-    """Matrices of the bundle's weights as one, [d, all columns]."""
-    columns = [np.frombuffer(_stored_bytes(part, bundle), np.int8).reshape(part.dims) for part in parts]
-    return numpy_helper.from_array(np.concatenate(columns, axis=1), name)
+def _side_by_side(bundle: Bundle, parts: Sequence[onnx.TensorProto], axis: int, name: str) -> onnx.TensorProto:
+    """Tensors of the bundle's weights as one."""
+    dtype = helper.tensor_dtype_to_np_dtype(parts[0].data_type)
+    values = [np.frombuffer(_stored_bytes(part, bundle), dtype).reshape(part.dims) for part in parts]
+    return numpy_helper.from_array(np.concatenate(values, axis), name)
 
 
-def _without_joined(tensors: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """All but what ``fuse_attention`` reads."""
-    return {name: where for name, where in tensors.items() if "QAttention" not in where.get("prepacked_0", "")}
+def _known(
+    bundle: Bundle, tensors: Places, parts: Sequence[onnx.TensorProto], axis: int, name: str
+) -> onnx.TensorProto | None:
+    """A joined tensor: a matrix of the packed file, or none; of vectors, which may be too small for it, always."""
+    if len(parts[0].dims) == 1:
+        return _side_by_side(bundle, parts, axis, name)
+    whole = TensorProto(name=name, data_type=parts[0].data_type, dims=parts[0].dims)
+    whole.dims[axis] *= len(parts)
+    whole.data_location = TensorProto.EXTERNAL
+    whole.external_data.add(key="location", value=bundle.weights.name)  # until it is placed
+    return whole if name in tensors else None
 
 
 def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
-    def joined(parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto | None:
-        rows, columns = parts[0].dims
-        whole = TensorProto(name=name, data_type=parts[0].data_type, dims=[rows, columns * len(parts)])
-        return whole if _point_at(whole, tensors) else None
-
-    fuse_attention(model, joined)
+    join_attention(model, partial(_known, bundle, tensors))
+    stored = {each.name: each for each in bundle.backbone_graph.graph.initializer}
     for initializer in (i for i in model.graph.initializer if len(names_in(i.name)) > 1):
-        _point_at(initializer, tensors)  # of a model that has them already, ``_build``'s
+        if not _point_at(initializer, tensors) and not initializer.raw_data:  # of an entry that was made again since
+            parts = [stored[name] for name in names_in(initializer.name.removesuffix(FOR_ATTENTION))]
+            axis = 1 if initializer.data_type == TensorProto.INT8 else 0
+            initializer.CopyFrom(_side_by_side(bundle, parts, axis, initializer.name))
     grouped = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
     if groups := [group for name in grouped if len(group := names_in(name)) > 1]:  # of a decoder
         from edgepeft.graph.joined import join_products

@@ -211,6 +211,8 @@ class SessionPool:
             return session
 
     def _open_or_share(self, model: onnx.ModelProto) -> TaskSession:
+        if self._prepacked is not None:
+            self._prepacked.join(model, self.bundle)
         task = structure_and_values(model)
         if task is None:
             return self.open_graph(model)

@@ -1,4 +1,4 @@
-"""Attention of one row as one operator: what it gives by its equations in NumPy, and what stays as it is."""
+"""Queries, keys and values of one row as one product: what it gives by its equations in NumPy, and what stays as it is."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ from edgepeft.backbones.emit import INT8_WEIGHTS_FILE
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.device.machine import saturates_in_8_bits
-from edgepeft.graph.one_row import for_one_row, fuse_attention
-from edgepeft.graph.protos import floats, place_of
+from edgepeft.graph.one_row import for_one_row, join_attention
+from edgepeft.graph.protos import copied, floats, place_of
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import methods
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.backbone import write_backbone
 
 ATTENTION = "encoder.layer.0.attention.self."
-FUSED = "QAttention"
+FUSED, JOINED = "QAttention", "Split"
 
 
 @pytest.fixture(scope="module")
 def bundles(tiny, tmp_path_factory: pytest.TempPathFactory):
-    def bundle(family: str) -> Bundle:
-        if family not in made:
+    def bundle(family: str, weights: str = "int8") -> Bundle:
+        if (family, weights) not in made:
             folder = tmp_path_factory.mktemp(family)
-            write_backbone(open_backbone(str(with_outliers(tiny(family, vocab_size=1100), folder))), folder, "int8")
-            made[family] = Bundle(folder)
-        return made[family]
+            write_backbone(open_backbone(str(with_outliers(tiny(family, vocab_size=1100), folder))), folder, weights)
+            made[family, weights] = Bundle(folder)
+        return made[family, weights]
 
-    made: dict[str, Bundle] = {}
+    made: dict[tuple[str, str], Bundle] = {}
     return bundle
 
 
 def side_by_side(folder: Path):
-    """Matrices of the bundle's file as one."""
+    """Tensors of the bundle's file as one."""
 
-    def made(parts, name):
-        stored = load_file(folder / INT8_WEIGHTS_FILE)
-        assert all(place_of(part)["location"] == INT8_WEIGHTS_FILE for part in parts)
-        return numpy_helper.from_array(np.concatenate([stored[part.name] for part in parts], axis=1), name)
+    def made(parts, axis, name):
+        (file,) = {place_of(part)["location"] for part in parts}
+        stored = load_file(folder / file)
+        return numpy_helper.from_array(np.concatenate([stored[part.name] for part in parts], axis=axis), name)
 
     return made
 
 
-def fused(bundle: Bundle, model: onnx.ModelProto) -> int:
-    """How many layers' attention the pass takes together."""
+def joined(bundle: Bundle, model: onnx.ModelProto) -> tuple[int, int]:
+    """In how many layers the pass takes attention together, and in how many the products alone."""
     assert for_one_row(model)
     before = [node.op_type for node in model.graph.node]
-    fuse_attention(model, side_by_side(bundle.folder))
+    join_attention(model, side_by_side(bundle.folder))
     after = [node.op_type for node in model.graph.node]
-    assert FUSED in after or after == before
-    return after.count(FUSED)
+    counts = after.count(FUSED), after.count(JOINED) - before.count(JOINED)
+    assert sum(counts) or after == before
+    return counts
 
 
 @pytest.mark.skipif(saturates_in_8_bits(), reason="products of uint8 and int8 overflow on this processor")
@@ -68,7 +69,7 @@ def fused(bundle: Bundle, model: onnx.ModelProto) -> int:
 def test_it_is_softmax_of_the_integer_products(bundles, length):
     bundle = bundles("bert")
     model = bundle.graph(None)
-    assert fused(bundle, model) == bundle.architecture.n_layers
+    assert joined(bundle, model) == (bundle.architecture.n_layers, 0)
     model.graph.output.extend(floats(name, None) for name in ("embeddings", "layer.0.context"))
     inputs = ragged(1, length, {"vocab_size": 1100, "pad_token_id": 0}, seed=length)
     x, context = open_session(model, bundle.folder, 1).run(["embeddings", "layer.0.context"], inputs)
@@ -97,28 +98,46 @@ def test_it_is_softmax_of_the_integer_products(bundles, length):
     assert bound < 0.01 * np.abs(context).max()
 
 
+@pytest.mark.parametrize("weights", ["int8", "fp32"])
 @pytest.mark.parametrize(
-    ("method", "layers"), [("pfeiffer", 2), ("houlsby", 2), ("lora", 0), ("prefix", 0), ("ia3", 0), ("bitfit", 0)]
+    ("method", "attention", "products"),
+    [("pfeiffer", 2, 0), ("houlsby", 2, 0), ("lora", 0, 2), ("prefix", 0, 2), ("ia3", 0, 0), ("bitfit", 0, 0)],
 )
-def test_tasks_that_leave_attention_alone_have_it(bundles, method, layers):
-    bundle = bundles("bert")
-    backbone = open_backbone(str(bundle.folder / "outliers"))
-    case = suite.Case(examples(methods()[method])[0], backbone)
+def test_tasks_that_leave_attention_alone_or_add_updates_have_it(bundles, method, attention, products, weights):
+    bundle = bundles("bert", weights)
+    case = suite.Case(examples(methods()[method])[0], open_backbone(str(bundle.folder / "outliers")))
     model = splice(bundle.backbone_graph, case.graph, bundle.manifest.backbone.sites, bundle.checkpoint)
-    assert fused(bundle, model) == layers
+    plain = copied(model)
+    assert for_one_row(plain)
+    assert joined(bundle, model) == ((attention, products) if weights == "int8" else (0, attention + products))
+    inputs = ragged(1, 7, {"vocab_size": 1100, "pad_token_id": 0})
+    found, expected = (
+        open_session(each, bundle.folder, 1).run(None, {i.name: inputs[i.name] for i in each.graph.input})[0]
+        for each in (model, plain)
+    )
+    close = 0.05 if weights == "int8" else 1e-5  # a byte may turn
+    np.testing.assert_allclose(found, expected, rtol=0, atol=close * max(1, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize(
-    ("family", "matrices"), [("roberta", 2), ("distilbert", 2), ("albert", 1), ("mpnet", 0), ("roformer", 0)]
+    ("family", "weights", "attention", "products", "matrices"),
+    [
+        *((family, "int8", 2, 0, 2) for family in ("roberta", "distilbert")),
+        *((family, "fp32", 0, 2, 2) for family in ("roberta", "distilbert", "mpnet")),
+        ("albert", "int8", 1, 0, 1),  # two of its layers are one, whose steps are its rows' own
+        ("albert", "fp32", 0, 3, 2),
+        ("mpnet", "int8", 0, 2, 2),
+        ("roformer", "int8", 0, 0, 0),
+        ("roformer", "fp32", 0, 0, 0),
+    ],
 )
-def test_families_that_share_their_layers_too_answer_as_before(bundles, family, matrices):
-    """ALBERT's layers have one copy; attention by distance, or of turned queries and keys, stays as it is."""
-    bundle = bundles(family)
+def test_families_that_share_their_layers_too_answer_as_before(bundles, family, weights, attention, products, matrices):
+    """Layers of ALBERT have one copy; attention by distance is no ``QAttention``; turned queries and keys stay."""
+    bundle = bundles(family, weights)
     model, plain = bundle.graph(None), bundle.graph(None)
     assert for_one_row(plain)
-    operators = fused(bundle, model)
-    assert bool(operators) == bool(matrices)
-    assert sum("+" in each.name for each in model.graph.initializer) == matrices
+    assert joined(bundle, model) == (attention, products)
+    assert sum("+" in each.name and len(each.dims) == 2 for each in model.graph.initializer) == matrices
     inputs = ragged(1, 9, {"vocab_size": 1100, "pad_token_id": 0})
     found, expected = (
         open_session(each, bundle.folder, 1).run(
@@ -126,4 +145,5 @@ def test_families_that_share_their_layers_too_answer_as_before(bundles, family, 
         )
         for each in (model, plain)
     )
-    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=0.05 * np.abs(expected[0]).max())  # a byte may turn
+    close = 0.05 if weights == "int8" else 1e-5  # a byte may turn
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=close * np.abs(expected[0]).max())
