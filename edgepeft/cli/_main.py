@@ -167,4 +167,4 @@ def _refuse(error: Any) -> NoReturn:
         if len(missing) > 1:  # typer names the first alone, and so one more each time that it is asked
             said = f"Missing options {', '.join(missing)}."
     where = "" if error.ctx is None else f" See: {error.ctx.command_path} --help."
-    _fail(f"{said}{'' if said.endswith('.') else '.'}{where}", error.exit_code)
+    _fail(f"{said}{'' if said.endswith(('.', '?')) else '.'}{where}", error.exit_code)

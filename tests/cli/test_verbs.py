@@ -270,6 +270,7 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("eval", "BUNDLE", "--task", "score", "--data", "LABELS"), 1, "finite number"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS", "--metric", "pearson"), 2, "accuracy"),
         (("nothing",), 2, "No such command"),
+        (("rnu",), 2, "Did you mean 'run'? See: "),
         (("run", "BUNDLE", "--nothing"), 2, "No such option"),
     ],
 )
