@@ -112,6 +112,11 @@ def _interrupted_by_sigterm() -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
+    with contextlib.suppress(OSError):  # a log's full disk stops no work; Python's own loses a warning there, too
+        print(f"note: {printable(str(message))}", file=sys.stderr)
+
+
 @_interrupted_by_sigterm()
 def main(command: typer.Typer = app) -> None:
     """Run a command line, by default ``edgepeft``'s; expected errors become one line on standard error."""
@@ -119,7 +124,7 @@ def main(command: typer.Typer = app) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     for kind in (UserWarning, RuntimeWarning):  # a verb's notes, which Python's -W neither hides nor raises
         warnings.filterwarnings("default", category=kind, module="edgepeft")
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {printable(str(message))}", file=sys.stderr)
+    warnings.showwarning = _note
     try:
         with heartbeat(" ".join(["edgepeft", *sys.argv[1:2]])):
             code = command(standalone_mode=False)
@@ -162,4 +167,4 @@ def _refuse(error: Any) -> NoReturn:
         if len(missing) > 1:  # typer names the first alone, and so one more each time that it is asked
             said = f"Missing options {', '.join(missing)}."
     where = "" if error.ctx is None else f" See: {error.ctx.command_path} --help."
-    _fail(f"{said}{'' if said.endswith('.') else '.'}{where}", error.exit_code)
+    _fail(f"{said}{'' if said.endswith(('.', '?')) else '.'}{where}", error.exit_code)

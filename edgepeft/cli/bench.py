@@ -110,6 +110,8 @@ def _measure_against(
         raise ThroughputRegression(
             f"slower than {other} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
         )
+    if not outcome.failures and all(row.against is None for row in result.results):
+        raise UsageError(f"nothing was compared with {other}: {result.results[0].warnings[0]}.")
     return outcome.failures
 
 

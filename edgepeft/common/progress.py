@@ -74,9 +74,10 @@ def heartbeat(what: str) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, above a bar that is drawn."""
+    """Print a line on standard error, above a bar that is drawn; it is lost where that is a full disk."""
     console = _shown[-1].console if _shown else messages()
-    console.print(line, markup=False, soft_wrap=True)
+    with contextlib.suppress(OSError):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def no_longer() -> None:

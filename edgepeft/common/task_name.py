@@ -16,7 +16,7 @@ def check_task_name(name: str) -> str:
     """The name itself, where a task of a bundle may have it."""
     if not re.fullmatch(TASK_NAME, name):
         raise UsageError(
-            f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
+            f"{name!r} cannot be a task's name: a to z, A to Z, digits, '.', '_', '-', no dot in front, at most 100."
         )
     return name
 

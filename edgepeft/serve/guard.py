@@ -91,7 +91,7 @@ class Guard:
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if self.settings.loopback and not is_loopback(host):
             # A page of another site whose name was made to lead here, to read what only this machine may ask.
-            raise Refused(403, "wrong_host", "this service answers to localhost only.")
+            raise Refused(403, "wrong_host", "this service answers to localhost only: send Host: localhost.")
         scheme, _, given = headers.get("authorization", "").partition(" ")
         right = self._token is None or hmac.compare_digest(given.strip().encode("latin-1"), self._token)
         scope[AUTHORIZED] = self._token is None or (right and scheme.lower() == "bearer")

@@ -119,6 +119,8 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "not_json", "send Content-Type: application/json.")
+    if coding := request.headers.get("content-encoding"):
+        raise Refused(415, "not_json", f"Content-Encoding {coding} is not read; send the JSON as it is.")
     content = request.scope[BODY]
     if len(content) <= _AT_ONCE:
         return parsed_body(content, model, most_rows)

@@ -146,7 +146,7 @@ class LocalTuner:
         options: TuneSettings | None = None,
         *,
         freeze: Sequence[str] = (),
-        work: Path | None = None,
+        work: Path | str | None = None,
         threads: int | None = None,
     ) -> None:
         """Read task and rows; open no session yet.
@@ -169,10 +169,11 @@ class LocalTuner:
         self._bundle = Bundle(self._folder)
         files = dataclasses.replace(files, partial=True)  # other boards may have the other labels
         target = from_task(self._bundle, task, files, options)
-        folder = work or Path(tempfile.gettempdir())
+        folder = Path(work or tempfile.gettempdir())
         self._run = TuningRun(
             self._bundle, _frozen(target, freeze), options, folder, threads=threads, keep=work is not None
         )
+        self._done = False
 
     @property
     def tensors(self) -> Arrays:
@@ -240,6 +241,7 @@ class LocalTuner:
         """
         run, loop, given = self._run, self._run.loop, self._checked(tensors)
         with claim(self._folder, self._task):
+            self._done = True
             run.engine.load_state(_state(self.tensors, None))
             loop.position = Position()
             loop.evaluate()
@@ -253,6 +255,8 @@ class LocalTuner:
         return TuneResult(**vars(tuned), entry=entry)
 
     def _checked(self, tensors: Mapping[str, NDArray[Any]]) -> Arrays:
+        if self._done:
+            raise UsageError(f"this tuner of {self._task} ended with put_in_force; open another LocalTuner.")
         return checked_tensors(tensors, self._run.target.tensors(), f"the tensors given for task {self._task}")
 
 

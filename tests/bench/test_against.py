@@ -194,18 +194,27 @@ def test_a_workload_that_lacks_its_second_launch_has_no_verdict_either(fake_star
     assert {one.unit.workload for one in outcome.measured if one.series.interrupted} == {"infer", "finetune"}
 
 
-def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, base, tmp_path, monkeypatch, capsys):
-    start, path = cut_off(fake_start(host(2.0))), tmp_path / "kept.json"
+def gate(start, base, monkeypatch, *options):
     monkeypatch.setattr("edgepeft.bench.run.run_benchmark", partial(run_benchmark, start=start))
     monkeypatch.setattr("edgepeft.bench.against.open_revision", lambda asked, work: base)
     asked = ["bench", "--profile", "rpi4", "--backbone", "all-MiniLM-L6-v2", "--rounds", "20", "--length", "8"]
     asked += ["--batch-size", "2", "--engine", "onnxruntime", "--workload", "infer"]
-    monkeypatch.setattr(sys, "argv", ["edgepeft", *asked, "--against", "main", "--json", str(path)])
+    monkeypatch.setattr(sys, "argv", ["edgepeft", *asked, "--against", "main", *options])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 130
+    return ended.value.code
+
+
+def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, base, tmp_path, monkeypatch, capsys):
+    start, path = cut_off(fake_start(host(2.0))), tmp_path / "kept.json"
+    assert gate(start, base, monkeypatch, "--json", str(path)) == 130
     done = len(json.loads(path.read_text())["results"][0]["samples_s"])
     assert f"{done} of 20 rounds are in the JSON" in capsys.readouterr().err
+
+
+def test_a_gate_without_time_for_any_row_does_not_pass(fake_start, base, monkeypatch, capsys):
+    assert gate(fake_start(host(2.0)), base, monkeypatch, "--max-seconds", "0.000001") == 2
+    assert "nothing was compared with main: left out: no time was left" in capsys.readouterr().err
 
 
 def test_the_other_versions_workers_get_its_package_and_its_own_bundle(fake_start, base):

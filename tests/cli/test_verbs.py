@@ -1,9 +1,11 @@
 """The verbs that need no torch, as a user calls them: output, exit codes, and no traceback ever."""
 
+import contextlib
 import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -15,7 +17,7 @@ from verbs import ENTRY, edgepeft, process
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app, main
 from edgepeft.cli._scores import show_errors
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import messages, say
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -268,6 +270,7 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("eval", "BUNDLE", "--task", "score", "--data", "LABELS"), 1, "finite number"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS", "--metric", "pearson"), 2, "accuracy"),
         (("nothing",), 2, "No such command"),
+        (("rnu",), 2, "Did you mean 'run'? See: "),
         (("run", "BUNDLE", "--nothing"), 2, "No such option"),
     ],
 )
@@ -292,6 +295,25 @@ def test_a_closed_standard_output_is_no_error(exported):
     command = [sys.executable, "-m", "edgepeft", "run", exported, "--task", "mood", "--no-cache", "w7"]
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_log_on_a_full_disk_costs_notes_and_no_answer(exported):
+    arguments = ["run", exported, "--task", "mood", "--no-cache", ""]  # an empty text has a note
+    plain = process(*arguments)
+    assert "note: " in plain.stderr
+    command = [sys.executable, "-c", ENTRY, *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+
+
+def test_what_is_done_is_no_failure_where_its_report_meets_a_full_disk(monkeypatch):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        say("in force now")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):

@@ -37,6 +37,7 @@ def code(answer):
         (CHUNKED + b"1\r\n \r\n" * 300, (413, "too_many_chunks")),
         (HEAD + b"X: y\r\n" * 200 + b"\r\n", (431, "headers_too_large")),
         (b"\x16\x03\x01\r\n\r\n", (400, "not_http")),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", (403, "wrong_host")),
     ],
 )
 def test_what_is_sent_beyond_a_bound_is_refused_with_its_name(served, sent, refusal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import subprocess
@@ -285,6 +286,13 @@ def _allows(rule, body):
 def test_only_json_is_read_so_that_no_foreign_page_can_post(served):
     answer = served.predict("mood", b'{"text":"w5"}', headers={"Content-Type": "text/plain"})
     assert code(answer) == (415, "not_json")
+
+
+def test_a_compressed_body_is_refused_as_such(served):
+    body = gzip.compress(b'{"text":"w5"}')
+    answer = served.predict("mood", body, headers={"Content-Encoding": "gzip"})
+    assert code(answer) == (415, "not_json")
+    assert "gzip" in answer[2]["error"]["message"]
 
 
 def test_a_foreign_name_for_loopback_is_refused(served):

@@ -115,6 +115,8 @@ def test_frozen_tensors_are_neither_given_nor_moved_and_the_others_move_as_they_
     after = tuner(bundle, moods).tensors
     assert all(np.array_equal(after[name], whole[name]) for name in kept)
     assert result.entry.trainable_parameters == sum(tensor.size for tensor in whole.values())
+    with pytest.raises(UsageError, match="open another LocalTuner"):
+        board.steps(after, 1)
 
 
 @pytest.mark.parametrize("damage", [None, "short", "a bit"])
@@ -130,7 +132,7 @@ def test_what_lies_below_is_computed_by_the_first_process_alone(bundle, moods, t
         train.write_bytes(train.read_bytes()[:-4] if damage == "short" else content)
     opened = []
     monkeypatch.setattr(hidden, "open_session", lambda *args: opened.append(args) or open_session(*args))
-    second = tuner(bundle, moods, work=work)
+    second = tuner(bundle, moods, work=str(work))  # as the documents have it
     assert same(second.steps(second.tensors, 3).tensors, expected.tensors)
     assert len(opened) == (1 if damage else 0) and {*work.iterdir()} == {train, held}
     other = tuner(bundle, write_moods(tmp_path / "other.jsonl", seed=1), work=work)

@@ -147,7 +147,8 @@ test("a task that is not there is named with those that are", async () => {
   const bundle = await Bundle.open(url(), { ort: counting().ort });
   for (const name of ["mood", "toString", "__proto__"])
     await assert.rejects(bundle.predict(name, "a"), new RegExp(`"${name}". Known: one, two, three`));
-  await assert.rejects(bundle.predict("one", [{ words: 1 }]), /a text, or a pair \[first, second\], is needed/);
+  for (const none of [{ words: 1 }, null])
+    await assert.rejects(bundle.predict("one", [none]), /a text, or a pair \[first, second\], is needed/);
   assert.deepEqual(await bundle.predict("one", []), []);
 });
 

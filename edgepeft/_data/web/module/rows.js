@@ -11,7 +11,7 @@
  * @returns {Text[]}
  */
 export function pair(given) {
-  const columns = typeof given === "object" && !Array.isArray(given);
+  const columns = typeof given === "object" && given !== null && !Array.isArray(given);
   const [first, second = null] = columns ? [given.sentence1, given.sentence2 || null] : Array.isArray(given) ? given : [given];
   if (typeof first !== "string" || !(second === null || typeof second === "string"))
     throw new Error(`a text, or a pair [first, second], is needed; found ${JSON.stringify(given)?.slice(0, 60)}.`);
