@@ -376,10 +376,10 @@ class BadRows:
         for what, lines in self._lines.items():
             more = f" and {self._times[what] - len(lines)} more" if self._times[what] > len(lines) else ""
             each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
-        told = " ".join(each)
+        told, kinds = " ".join(each), {what.partition("; found ")[0] for what in self._lines}
         if skip and some:
             warnings.warn(f"{self._path}: {self.n} rows are left out. {told}", stacklevel=2)
-        elif self.n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
+        elif self.n == 1 or (not some and len(kinds) == 1):  # what is true of all rows is told of the first
             raise self._first[0]
         else:
             remedy = "; --skip-bad leaves them out" if some else ""

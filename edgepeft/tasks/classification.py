@@ -196,7 +196,7 @@ class Classification(TaskType):
         return answers
 
 
-_MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
+_MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "#value!", "#ref!", "\\n", "-"}
 _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200f\u2060\ufeff]")  # blanks, and what has no width
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1

@@ -317,6 +317,11 @@ def test_columns_in_memory_may_be_called_by_numbers_and_lists_be_tuples():
     assert row.label == '["x","y"]'
 
 
+def test_what_is_wrong_with_all_rows_is_told_of_the_first():
+    with pytest.raises(DataError, match=r'^rows:1: expected a dictionary of columns; found "one"\.$'):
+        load_data(Records(["one", "two", "three"]))
+
+
 def test_parts_by_their_names_are_no_rows():
     with pytest.raises(UsageError, match="found one mapping of train, test"):
         source_of({"train": [{"text": "a"}], "test": []})
@@ -909,6 +914,19 @@ def test_letters_of_no_western_language_are_not_taken_for_some(tmp_path, code):
     (path := tmp_path / "rows.csv").write_bytes(text.encode(code))
     with pytest.raises(DataError, match="save the file as UTF-8"):
         head_of(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["x", "y", "\\N"], r"missing one are names like others: '\\\\N' \(3 rows"),  # PostgreSQL's and MySQL's
+        (["x", "y", "x#y"], "--kind labels --label-separator '#' reads: 'x#y'"),  # doccano's
+    ],
+)
+def test_labels_as_tools_export_none_or_several_are_said(tmp_path, labels, said):
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": f"t{i}", "label": labels[i % 3]} for i in range(9)])
+    with pytest.warns(UserWarning, match=said):
+        load_data(path)
 
 
 def test_labels_that_may_be_none_or_the_same_or_too_rare_are_said(tmp_path):
