@@ -118,11 +118,12 @@ def read_brat(path: Path) -> Iterator[Record]:
             yield number, error
 
 
+_MARK = re.compile(r"T\S*\t(\S+) (\d{1,9}) (\d{1,9})\t(.*)", re.ASCII)  # a mark in several parts has ; between them
+
+
 def _marks_of_brat(file: Path) -> Iterator[dict[str, Any]]:
     for number, line in lines_of(file):
-        cells = line.rstrip("\r\n").split("\t")
         if line.startswith("T"):  # no relation, event or note
-            label, *places = cells[1].split() if len(cells) == 3 else [""]
-            if len(places) != 2 or not all(map(str.isdigit, places)):
+            if (found := _MARK.fullmatch(line.rstrip("\r\n"))) is None:
                 raise DataError(f"{file}:{number}: a mark has one start and one end; found {line.strip()!r:.80}.")
-            yield {"start": int(places[0]), "end": int(places[1]), "label": label, "text": cells[2]}
+            yield {"start": int(found[2]), "end": int(found[3]), "label": found[1], "text": found[4]}

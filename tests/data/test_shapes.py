@@ -841,9 +841,10 @@ def test_a_folder_of_brat_has_texts_and_their_marks(tmp_path):
     (folder / "2.ann").write_text("")
     rows = of_kind(tmp_path / "brat", "tokens")
     assert [json.loads(row.label) for row in rows] == [{"spans": [[2, 15, "PER"]]}, {"spans": []}]
-    (folder / "2.ann").write_text("T1\tPER 0 2;4 6\tNo dy\n")
-    with pytest.raises(DataError, match=r"2\.ann:1: a mark has one start and one end; found 'T1"):
-        of_kind(tmp_path / "brat", "tokens")
+    for mark in ("PER 0 2;4 6\tNo dy", "PER 0 " + "9" * 5000 + "\tNo", "PER 0 \u00b2\tNo", "PER"):
+        (folder / "2.ann").write_text(f"T1\t{mark}\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"2\.ann:1: a mark has one start and one end; found 'T1"):
+            of_kind(tmp_path / "brat", "tokens")
     (folder / "2.txt").unlink()
     with pytest.raises(DataError, match=r"2\.ann has no text beside it"):
         of_kind(tmp_path / "brat", "tokens")
