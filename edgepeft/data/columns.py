@@ -89,14 +89,15 @@ def number_of(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _has_comma(label: Any) -> bool:
+def has_comma(label: Any) -> bool:
+    """True for a number with a comma for its point."""
     return isinstance(label, str) and _COMMA.fullmatch(label) is not None
 
 
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
     """Refuse labels that are numbers to learn: many, with fractions, or with commas for these."""
-    commas = [label for label in labels if _has_comma(label)]
-    if commas and all(_has_comma(each) or number_of(each) is not None for each in labels if each not in (None, "")):
+    commas = [label for label in labels if has_comma(label)]
+    if commas and all(has_comma(each) or number_of(each) is not None for each in labels if each not in (None, "")):
         raise UsageError(
             f"{path}: the {what} holds numbers with commas ({'; '.join(dict.fromkeys(commas[:3]))}). Say what they "
             "are: --kind regression learns to give a number, once it is written with a point, --kind classification "
@@ -227,6 +228,9 @@ def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
     if nested := {name: cell for name, cell in found.items() if isinstance(cell, Mapping)}:
         inner = "; ".join(f"{name} has {', '.join(map(str, [*cell][:_SHOWN]))}" for name, cell in nested.items())
         told = f" Columns within a column are not read ({inner}): write them beside the others."
+    chats = [n for n, cell in found.items() if isinstance(cell, list) and cell and isinstance(cell[0], Mapping)]
+    if chat := next((name for name in chats if {"role", "from"} & found[name][0].keys()), None):
+        told += f" A chat ({chat}) is not read: write what is asked into a column prompt, the answer into completion."
     cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
     bits = [name for name, values in cells.items() if values and values <= _BITS]
     if len(bits) > 1:
@@ -238,6 +242,8 @@ def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _odd_header(suffix: str, found: Collection[str]) -> str:
+    if suffix.lower() in (".xlsx", ".xlsm") and len(found) == 1:
+        return " If the first row is a title, delete it: names of columns come first."
     right = {".csv": "commas", ".tsv": "tabs"}.get(suffix.lower())
     if right is None or not found:
         return ""

@@ -1,38 +1,31 @@
-"""Read what files hold: decoded lines, tables and spreadsheets, texts of a folder or zip file.
+"""Read what files hold: lines, unpacked and decoded; texts of a folder or zip file.
 
 The name of the folder that a text lies in is its label, as the 20 Newsgroups and the IMDb reviews are published.
 """
 
 import codecs
 import contextlib
-import csv
 import gzip
 import io
-import itertools
-import re
 import sys
 import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-from edgepeft.common.errors import DataError, requiring
-from edgepeft.common.messages import reason
+from edgepeft.common.errors import DataError
 from edgepeft.data.columns import STDIN
 
 PACKED, ZIPPED = ".gz", ".zip"
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")  # that may be packed
 _LISTING_BYTES = 10 << 20  # of a zip file's list: a hundred thousand files
-_SHEET_ROWS = 1_048_576  # what Excel has
 
 Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 
 ROW_BYTES = 64  # that a row takes at least, whatever is in it
 _ROOM_BYTES, _ROOM_TIMES = 32 << 20, 10  # texts take a fourth once they are packed
-_SHEET_TIMES = 20  # of a spreadsheet, whose cells are written in XML and take a tenth
 
 
 class Room:
@@ -72,7 +65,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
                     room.take(len(line))
                     yield line
         elif end == ZIPPED:
-            with _archive(path) as packed, packed.open(_table_in(packed)) as table:
+            with archive_at(path) as packed, packed.open(_table_in(packed)) as table:
                 yield from table
         else:
             with path.open("rb") as plain:
@@ -143,7 +136,7 @@ def table_lines(path: Path) -> Iterator[str]:
     if content.startswith(_UTF_16):
         warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
         try:
-            return _split(content.decode("utf-16"))
+            return split_lines(content.decode("utf-16"))
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not UTF-16 as it says ({error.reason}); save it as UTF-8.") from error
     try:
@@ -154,10 +147,10 @@ def table_lines(path: Path) -> Iterator[str]:
     if odd > _MAX_ODD * sum(not c.isspace() for c in text):
         raise DataError(f"{path}: neither UTF-8 nor a Western language in Windows-1252; save the file as UTF-8.")
     warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
-    return _split(text)
+    return split_lines(text)
 
 
-def _split(text: str) -> Iterator[str]:
+def split_lines(text: str) -> Iterator[str]:
     """Divide a table where its lines end, and not where Unicode has a line separator within a cell."""
     return iter(io.StringIO(text, newline=""))
 
@@ -176,7 +169,7 @@ def _is_text(name: PurePath) -> bool:
 def read_zip(path: Path) -> Iterator[Record]:
     """Yield the same of a zip file, whose outermost folder may be one for all."""
     try:
-        with _archive(path) as opened:
+        with archive_at(path) as opened:
             names = [name for name in _names_in(opened) if _is_text(PurePath(name))]
             yield from _labelled(path, ((PurePath(name), opened.read(name)) for name in names))
     except (*_BROKEN, OSError) as error:
@@ -201,13 +194,13 @@ def _table_in(archive: zipfile.ZipFile) -> str:
 def table_in(path: Path) -> PurePath:
     """Return the name of the one table in a zip file; of any other file nothing."""
     try:
-        with _archive(path) as opened:
+        with archive_at(path) as opened:
             return PurePath(_table_in(opened))
     except (*_BROKEN, OSError):  # which its reader says
         return PurePath()
 
 
-def _archive(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
+def archive_at(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
     """Open a zip file whose members have room, by the sizes that it states: no member is read beyond its own."""
     with path.open("rb") as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
@@ -246,132 +239,3 @@ def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[R
             f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name. Of other "
             "files give one by its name, unpacked, or a folder with train.csv, test.csv or the like."
         )
-
-
-def read_xlsx(path: Path) -> Iterator[Record]:
-    """Yield (line, row) of the first sheet under its first row."""
-    with requiring("data", "a spreadsheet"):
-        from openpyxl import load_workbook
-    try:
-        with _archive(path, _SHEET_TIMES):
-            sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
-        sheet.reset_dimensions()  # which it states of itself: a billion empty rows, if it likes
-        rows = sheet.iter_rows(values_only=True, max_row=_SHEET_ROWS)
-        yield from _under_header(path, ((line, [*map(_cell, row)]) for line, row in enumerate(rows, 1)), ragged=True)
-    except DataError:
-        raise
-    except Exception as error:  # of zip, of XML, of what is no number where one is needed
-        raise DataError(f"{path} is no spreadsheet that can be read ({reason(error)}).") from error
-
-
-def _cell(value: Any) -> Any:
-    """Return a cell as a csv has it; a whole number without its point."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, bool) else "" if value is None else str(value)
-
-
-def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged: bool = False) -> Iterator[Record]:
-    """Yield rows under the first one; a ``ragged`` table's end with their last cell.  Cells that are empty throughout
-    are no row: spreadsheets end in such."""
-    header, nameless = list[str](), list[int]()
-    for line, cells in table:
-        if all(cell == "" for cell in cells):
-            continue
-        if not header:
-            header = distinct(path, line, [str(cell).strip() for cell in cells])
-            continue
-        if len(cells) != len(header) and not ragged:
-            told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
-            yield line, DataError(f"{path}:{line}: {told}.")
-            continue
-        named = [*itertools.zip_longest(header, cells, fillvalue="")]
-        odd = [i for i, (name, cell) in enumerate(named) if not name and str(cell).strip()]
-        if odd and (odd != [0] or not str(cells[0]).isdigit()):  # the row's number, as pandas writes it first
-            nameless.append(line)
-        yield line, {name: cell for name, cell in named if name}
-    if nameless:
-        where = f"line{'s' * (len(nameless) > 1)} {', '.join(map(str, nameless[:3]))}{', ...' * (len(nameless) > 3)}"
-        told = f"{len(nameless):,} row{'s have' if len(nameless) > 1 else ' has'} cells in columns without a name"
-        remedy = "name these columns, or put what is in them where it belongs"
-        warnings.warn(f"{path}: {told} ({where}), which are not read; {remedy}.", stacklevel=1)
-
-
-_MAX_CELLS = 100_000  # of a line
-
-LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
-
-
-def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    lines, skipped = table_lines(path), 0
-    first = next(lines, "")
-    if not first.endswith("\n") and "\r" in first.rstrip("\r"):  # alone it ends lines, as of old Macs
-        lines = itertools.chain(_split(first), lines)
-        first = next(lines)
-    while first and not first.strip(",;|\t\r\n "):  # a spreadsheet's empty rows above its table
-        first, skipped = next(lines, ""), skipped + 1
-    lines, first = itertools.chain([first], lines), first.rstrip("\r\n")
-    if "\0" in first:
-        raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
-    others = [mark for mark in ";\t|" if mark in first]
-    if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
-        delimiter, skipped = first[-1], skipped + 1
-        next(lines)
-    elif delimiter == "," and "," not in first and len(others) == 1:
-        delimiter = others[0]
-        warnings.warn(f"{path}: cells are separated by {delimiter!r}, as the header is.", stacklevel=1)
-
-    def few_cells() -> Iterator[str]:
-        for number, line in enumerate(lines, start=1):
-            if len(line) > _MAX_CELLS and line.count(delimiter) > _MAX_CELLS:
-                raise DataError(
-                    f"{path}:{number}: more than {_MAX_CELLS:,} cells in a line; a table of texts has a few."
-                )
-            yield line
-
-    def table() -> Iterator[tuple[int, list[Any]]]:
-        reader, line = csv.reader(few_cells(), strict=True, delimiter=delimiter, **form), 1 + skipped
-        try:
-            for cells in reader:
-                yield line, cells
-                line = reader.line_num + 1 + skipped
-        except csv.Error as error:
-            raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
-
-    plain = form.get("quoting") == csv.QUOTE_NONE
-    yield from _under_header(path, _quotes_told(path, table()) if plain else table())
-
-
-_QUOTED = re.compile(r'"(?:[^"]|"")*+"')
-
-
-def _quotes_told(path: Path, table: Iterator[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:
-    """Say so if the only quotation marks are those that pandas and spreadsheets put around cells."""
-    n_columns = whole = others = 0
-    for line, cells in table:
-        n_columns = n_columns or len(cells)
-        for cell in cells if len(cells) == n_columns else ():
-            if '"' in cell:
-                quoted = _QUOTED.fullmatch(cell) is not None
-                whole, others = whole + quoted, others + (not quoted)
-        yield line, cells
-    if whole and not others:
-        warnings.warn(
-            f"{path}: quotation marks around {whole:,} cell{'' if whole == 1 else 's'} are characters of the text in a "
-            "tsv. If they only quote, as pandas writes cells, call the file .csv: its cells may stand between tabs.",
-            stacklevel=1,
-        )
-
-
-def distinct(path: object, line: int, header: list[str]) -> list[str]:
-    """Return a table's header; refuse a name that stands twice in it."""
-    if twice := next((name for name in header if name and header.count(name) > 1), None):  # some go on without names
-        raise DataError(
-            f"{path}:{line}: {header.count(twice)} columns are called {twice!r}; rename or delete the others."
-        )
-    return header
-
-
-read_csv = partial(_read_table, delimiter=",")
-read_tsv = partial(_read_table, delimiter="\t", quoting=csv.QUOTE_NONE)

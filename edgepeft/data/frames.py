@@ -16,11 +16,12 @@ import numpy as np
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.resources import json_at
 from edgepeft.data.columns import quote
-from edgepeft.data.containers import ROW_BYTES, Record, Room, distinct
+from edgepeft.data.containers import ROW_BYTES, Record, Room
 from edgepeft.data.label_names import class_names, named_classes
+from edgepeft.data.tables import distinct
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
-_MAGIC = b"ARROW1\0\0"
+_MAGIC, _END = b"ARROW1\0\0", struct.Struct("<i6x")  # a file's beginning; its footer's length, and ARROW1
 _MAX_TEXTS = 1_000_000  # names and sizes in the file's own description
 _AT_ONCE = 1024  # rows as Python's values
 
@@ -31,15 +32,16 @@ def read_arrow(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         from pyarrow import ArrowException, ipc, memory_map
     try:
         with memory_map(str(path)) as file:
-            begin = len(_MAGIC) if file.read(len(_MAGIC)) == _MAGIC else 0  # a file has a stream behind its first bytes
-            file.seek(begin)
-            room = Room(path)
-            room.require(sum(map(_unpacked_bytes, ipc.MessageReader.open_stream(file))))
-            file.seek(begin)
-            batches = ipc.open_stream(file)
+            of_file, room = file.read(len(_MAGIC)) == _MAGIC, Room(path)
+            file.seek(0)
+            messages = _messages_of(file) if of_file else ipc.MessageReader.open_stream(file)
+            room.require(sum(map(_unpacked_bytes, messages)))
+            file.seek(0)
+            found = ipc.open_file(file) if of_file else ipc.open_stream(file)
+            batches = map(found.get_batch, range(found.num_record_batches)) if of_file else found
             rows = (row for batch in batches for row in _rows(batch, room))
-            yield from enumerate(named_classes(rows, names_in(batches.schema)), start=1)
-    except (ArrowException, OSError, ValueError, TypeError, struct.error) as error:  # the last two of a head's numbers
+            yield from enumerate(named_classes(rows, names_in(found.schema)), start=1)
+    except (ArrowException, EOFError, OSError, ValueError, TypeError, struct.error) as error:  # the last two of numbers
         raise DataError(f"{path} is not an arrow file that can be read ({error}).") from error
 
 
@@ -50,16 +52,42 @@ def _rows(batch: Any, room: Room) -> Iterator[dict[str, Any]]:
         yield from part.to_pylist()
 
 
+def _messages_of(file: Any) -> Iterator[Any]:
+    """Yield the messages that an Arrow file's footer names: polars' file has no stream behind its first bytes.
+
+    The positions are those of Footer (dictionaries, then batches) and Block in Arrow's File.fbs.
+    """
+    from pyarrow import ipc
+
+    ipc.open_file(file)  # checks the footer
+    file.seek(file.size() - _END.size)
+    (size,) = _END.unpack(file.read(_END.size))
+    file.seek(file.size() - _END.size - size)
+    about = file.read(size)
+    table = _table(about)
+    for slot in (8, 10):
+        blocks = table.Offset(slot)
+        for i in range(table.VectorLen(blocks) if blocks else 0):
+            file.seek(struct.unpack_from("<q", about, table.Vector(blocks) + 24 * i)[0])
+            yield ipc.read_message(file)
+
+
+def _table(about: bytes) -> Any:
+    from flatbuffers import encode, number_types
+    from flatbuffers.table import Table
+
+    return Table(about, encode.Get(number_types.UOffsetTFlags.packer_type, about, 0))
+
+
 def _unpacked_bytes(message: Any) -> int:
     """Count what a message's buffers take once pyarrow has unpacked them: each compressed one begins with its length.
 
     The positions are those of Message, DictionaryBatch and RecordBatch in Arrow's Message.fbs.
     """
-    from flatbuffers import encode, number_types
     from flatbuffers.table import Table
 
     about = bytes(message.metadata)
-    table = Table(about, encode.Get(number_types.UOffsetTFlags.packer_type, about, 0))
+    table = _table(about)
     for place in {"record batch": (8,), "dictionary": (8, 6)}.get(message.type, ()):
         table = Table(about, table.Indirect(table.Pos + table.Offset(place)))
     if message.type not in ("record batch", "dictionary") or not table.Offset(10):  # its compression

@@ -28,19 +28,10 @@ from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.resources import json_rows
 from edgepeft.data.columns import HEAD, LABELS, STDIN, quote
-from edgepeft.data.containers import (
-    PACKED,
-    TABLES,
-    Record,
-    lines_of,
-    read_csv,
-    read_folder,
-    read_tsv,
-    read_xlsx,
-    read_zip,
-    table_in,
-)
+from edgepeft.data.containers import PACKED, TABLES, Record, lines_of, read_folder, read_zip, table_in
+from edgepeft.data.corpora import read_brat, read_conll, read_conllu, read_txt
 from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
+from edgepeft.data.tables import read_csv, read_tsv, read_xlsx
 
 if TYPE_CHECKING:
     import io
@@ -185,7 +176,10 @@ def _object(record: Any, where: str) -> dict[str, Any] | DataError:
 
 
 def _read_json(path: Path) -> Iterator[Record]:
-    """Yield an array's objects; a row's line is its number."""
+    """Yield an array's objects, a row's line is its number; or an object a line, as pandas and datasets write them."""
+    if str(path) != STDIN and _is_of_lines(path):
+        yield from _read_jsonl(path)
+        return
     try:
         records = json_rows("".join(line for _, line in lines_of(path)))
     except ValueError as error:
@@ -200,6 +194,16 @@ def _read_json(path: Path) -> Iterator[Record]:
         yield number, _object(record, f"{path}:{number}")
 
 
+def _is_of_lines(path: Path) -> bool:
+    lines = lines_of(path)
+    _, first = next(lines, (1, ""))
+    if not any(line.strip() for _, line in lines):
+        return False
+    with contextlib.suppress(ValueError):
+        return isinstance(json_rows(first), dict)
+    return False
+
+
 def read_stdin(path: Path) -> Iterator[Record]:
     """Read jsonl, json, tsv or csv, by how it begins."""
     start = cast("io.BufferedReader", sys.stdin.buffer).peek().decode("utf-8-sig", "replace").lstrip()
@@ -212,7 +216,7 @@ def rows_of(document: Any) -> list[Any]:
     """Return the rows of JSON: a list, the one under ``data``, SQuAD's paragraphs, or columns as pandas writes them."""
     if not isinstance(document, dict):
         return [_of_spacy(row) for row in document] if isinstance(document, list) else [document]
-    rows = document.get("data")
+    rows = document.get("data", _of_index(document))
     if isinstance(rows, list) and rows and all(isinstance(each, dict) and "paragraphs" in each for each in rows):
         return [
             {"context": paragraph.get("context"), **question}
@@ -233,82 +237,17 @@ def rows_of(document: Any) -> list[Any]:
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
+def _of_index(document: dict[str, Any]) -> list[Any] | None:
+    """Return the rows of pandas' "index", ``{"0": {"text": ...}}``; columns are called by more than numbers."""
+    rows = [of for name, of in document.items() if name.isdigit() and isinstance(of, dict)]
+    return rows if rows and len(rows) == len(document) and not all(map(str.isdigit, rows[0])) else None
+
+
 def _of_spacy(row: Any) -> Any:
     """Name the parts of a list of two, a text and its entities, as spaCy trains on them; else return the row."""
     if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
         return {"text": row[0], **row[1]}
     return row
-
-
-def read_conll(path: Path) -> Iterator[Record]:
-    """Read columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
-
-    Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one
-    has them; where it has the tags, as MIT's movies and restaurants do, the last one.
-    """
-    sentences = _sentences(path)
-    first = list[tuple[int, list[list[str]]]]()
-    with contextlib.suppress(*(DataError,) * (path.suffix.lower() == ".txt")):  # of texts that are no words with tags
-        for sentence in sentences:
-            first.append(sentence)
-            if len(sentence[1]) > 1:  # one word alone may be a number
-                break
-    lines = first[-1][1] if first else []
-    last = bool(lines) and all(_TAG.fullmatch(cells[-1]) for cells in lines)
-    turned = not last and len(lines) > 1 and all(_TAG.fullmatch(cells[0]) for cells in lines)
-    if path.suffix.lower() == ".txt" and not (last or turned):
-        raise UsageError(
-            f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
-        )
-    numbers, n = [cells[0] for cells in lines], len(lines)
-    counted = n > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(k, k + n))] for k in (0, 1))
-    if counted or turned:
-        told = "has the tags; the last" if turned else "counts the words; the second"
-        warnings.warn(f"{path}: the first column {told} one is read as the words.", stacklevel=1)
-    word, tag = (-1, 0) if turned else (int(counted), -1)
-    for start, lines in itertools.chain(first, sentences):
-        tags = {"tags": [cells[tag] for cells in lines]} if len(lines[0]) > 1 else {}
-        yield start, {"words": [cells[word] for cells in lines], **tags}
-
-
-def _read_conllu(path: Path) -> Iterator[Record]:
-    """Read number, form, lemma, part of speech and more of each word; 1-2 are two words as one, 1.1 is none."""
-    for start, lines in _sentences(path):
-        if len(lines[0]) < 4:
-            raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
-        words = [cells for cells in lines if cells[0].isdigit()]
-        yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
-
-
-_MAX_WORDS = 100_000  # of a row, more than of a book's chapter
-_TAG = re.compile(r"O|[BIESLU]-\S+")
-
-
-def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
-    """Yield the number of each sentence's first line, and the cells of its words."""
-    start, words, columns = 0, list[list[str]](), 0
-    for number, line in lines_of(path):
-        if not words and line.startswith("# "):
-            continue
-        cells, tabbed = line.split(), line.rstrip("\r\n").split("\t")
-        if len(tabbed) > 1 and len(tabbed) == (columns or len(tabbed)):  # a blank is then part of a word
-            cells = tabbed
-        if not any(cells) or cells[0] == "-DOCSTART-":
-            if words:
-                yield start, words
-            words = []
-            continue
-        start = start if words else number
-        columns = columns or len(cells)
-        if len(cells) != columns:
-            raise DataError(
-                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
-            )
-        words.append(cells)
-        if len(words) > _MAX_WORDS:
-            raise DataError(f"{path}:{start}: a row of more than {_MAX_WORDS:,} words; an empty line ends a row.")
-    if words:
-        yield start, words
 
 
 FORMATS: dict[str, Reader] = {
@@ -325,7 +264,20 @@ FORMATS: dict[str, Reader] = {
 }
 """Extension -> reader, as errors name them."""
 
-_OF_CONLL: dict[str, Reader] = {".conllu": _read_conllu, **dict.fromkeys((".bio", ".iob", ".iob2", ".txt"), read_conll)}
+_OTHER_NAMES: dict[str, Reader] = {
+    ".feather": read_arrow,
+    ".xlsm": read_xlsx,
+    ".txt": read_txt,
+    ".conllu": read_conllu,
+    **dict.fromkeys((".bio", ".iob", ".iob2"), read_conll),
+}
+
+
+_REMEDIES = {
+    " Unpack it, or pack it as .gz.": {".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"},
+    " Save it as .xlsx or .csv.": {".xls", ".xlsb", ".ods"},
+    " Save it as .parquet.": {".orc", ".pkl", ".pickle"},
+}
 
 
 def format_of(path: Path) -> Reader | None:
@@ -334,10 +286,10 @@ def format_of(path: Path) -> Reader | None:
     if end == PACKED:
         inner = Path(path.stem).suffix.lower()
         return FORMATS[inner] if inner in TABLES else None
-    if end in _OF_CONLL:
-        return _OF_CONLL[end]
+    if end in _OTHER_NAMES:
+        return _OTHER_NAMES[end]
     if path.is_dir() and end not in FORMATS and not is_dataset(path):
-        return read_folder
+        return read_brat if next(path.rglob("*.ann"), None) else read_folder
     return FORMATS.get(end)
 
 
@@ -352,7 +304,8 @@ def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
         return read_dataset
     if reader is None:
         odd = f"ends in {path.suffix}" if path.suffix else "has no extension" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {odd}; a data file is one of {known}, or a folder of texts in folders.")
+        remedy = next((remedy for remedy, ends in _REMEDIES.items() if path.suffix.lower() in ends), "")
+        raise UsageError(f"{path} {odd}; a data file is one of {known}, or a folder of texts in folders.{remedy}")
     if not path.exists() or (path.is_dir() and path.suffix.lower() in FORMATS):
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"data file {path} {problem}; give a file of {known}.")

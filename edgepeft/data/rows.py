@@ -34,6 +34,7 @@ from edgepeft.data.columns import (
     by_convention,
     candidates_in,
     chosen_column,
+    has_comma,
     label_text,
     number_of,
     odd_columns,
@@ -143,7 +144,10 @@ class _RowReader:
         """What keeps a column from being read as scores: the same of each row, too."""
         filled = ((name, cell) for row in self._head for name, cell in row.items() if cell not in (None, ""))
         odd = {n: cell for n, cell in filled if str(n).lower() in SCORES and number_of(cell) is None}
-        return "; ".join(f"{n} holds {quote(cell)}, which is no number: write numbers alone" for n, cell in odd.items())
+        remedies = {
+            n: "write a point for its comma" if has_comma(cell) else "write numbers alone" for n, cell in odd.items()
+        }
+        return "; ".join(f"{n} holds {quote(cell)}, which is no number: {remedies[n]}" for n, cell in odd.items())
 
     @property
     def _labels(self) -> bool:
@@ -266,7 +270,7 @@ class _RowReader:
                 remedies.append(self._odd_scores)
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
-                f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
+                f"Found columns: {_listed(found)}. Expected: {self.expected}"
                 f"{''.join(f'; {words}' for words in remedies if words)}." + self._odd_columns
             )
         row = self._read(line, record, where)
@@ -337,7 +341,12 @@ def _require_texts(text: str, spans: Any, where: str) -> None:
             )
 
 
-_NAMED = 20  # mistakes of a file, and lines of each
+_NAMED = 20  # mistakes of a file, lines of each, and columns of a row
+
+
+def _listed(columns: Mapping[str, Any]) -> str:
+    more = f" and {len(columns) - _NAMED} more" * (len(columns) > _NAMED)
+    return f"{', '.join(map(str, [*columns][:_NAMED]))}{more}" if columns else "none"
 
 
 class BadRows:
@@ -367,10 +376,10 @@ class BadRows:
         for what, lines in self._lines.items():
             more = f" and {self._times[what] - len(lines)} more" if self._times[what] > len(lines) else ""
             each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
-        told = " ".join(each)
+        told, kinds = " ".join(each), {what.partition("; found ")[0] for what in self._lines}
         if skip and some:
             warnings.warn(f"{self._path}: {self.n} rows are left out. {told}", stacklevel=2)
-        elif self.n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
+        elif self.n == 1 or (not some and len(kinds) == 1):  # what is true of all rows is told of the first
             raise self._first[0]
         else:
             remedy = "; --skip-bad leaves them out" if some else ""

@@ -36,6 +36,11 @@ _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _PASSAGES = ("article", "passage", "context")  # that a question is about
 _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
 _BODIES = ("body", "description", "content")
+_ANSWERED = (
+    (("instruction", "input"), "output"),
+    (("instruction", "context"), "response"),
+    (("prompt",), "completion"),
+)
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
 
 
@@ -154,23 +159,34 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     texts = [name for name, value in data.items() if isinstance(value, str)]
     column = "text" if "text" in texts else sole(path, texts, "the text", "--text-column")
 
-    def results(row: Cells) -> list[Cells] | None:  # none of a row that nobody has finished
+    def found(row: Cells, what: str) -> list[Any] | None:  # none of a row that nobody has finished
         made = [each for each in row.get("annotations") or () if isinstance(each, Mapping)]
         kept = [each.get("result") or () for each in made if not each.get("was_cancelled")]
-        return [each for each in kept[0] if isinstance(each, Mapping)] if kept else None
+        values = [each.get("value", {}) for each in kept[0] if isinstance(each, Mapping)] if kept else []
+        return [value for value in values if what in value] if kept else None
 
     def marks(row: Cells) -> Cells:
-        found = results(row)
-        spans = None if found is None else [_mark(r["value"]) for r in found if "labels" in r.get("value", {})]
-        return {"text": row["data"].get(column), "spans": spans}
+        values = found(row, "labels")
+        return {"text": row["data"].get(column), "spans": None if values is None else [*map(_mark, values)]}
 
-    def choices(row: Cells) -> Cells:
-        found = [name for each in results(row) or () for name in each.get("value", {}).get("choices", ())]
-        return {"sentence1": row["data"].get(column), "label": found[0] if len(found) == 1 else None}
+    def choices(row: Cells) -> list[str]:
+        return [name for value in found(row, "choices") or () for name in value["choices"]]
 
-    of_spans = any("labels" in each.get("value", {}) for row in head for each in results(row) or ())
-    told = f"data.{column} and annotations"
-    return Shape("tokens", told, marks) if of_spans else Shape("classification", told, choices)
+    def chosen(row: Cells, *, several: bool) -> Cells:
+        label = made[0] if len(made := choices(row)) == 1 and not several else made or None
+        return {"sentence1": row["data"].get(column), "label": label}
+
+    def number(row: Cells, what: str) -> Cells:
+        return {"sentence1": row["data"].get(column), "label": (found(row, what) or [{}])[0].get(what)}
+
+    has = [what for what in ("labels", "choices", "rating", "number") if any(found(row, what) for row in head)]
+    told = f"data.{column} and annotations{f', of which only {has[0]} are read' if len(has) > 1 else ''}"
+    if has[:1] == ["labels"]:
+        return Shape("tokens", told, marks)
+    if has and has[0] != "choices":
+        return Shape("regression", told, partial(number, what=has[0]))
+    several = any(len(choices(row)) > 1 for row in head)
+    return Shape("labels" if several else "classification", told, partial(chosen, several=several))
 
 
 def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -265,12 +281,23 @@ def _texts(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     if {"question", "context", "answers"} <= names.keys() and "sentence1" not in names:
         read = _renamed(sentence1=names["question"], sentence2=names["context"], label=names["answers"])
         return Shape("spans", "question, context and answers", read)
-    for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "answer")):
+    for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "answer")):
         if {first, second} <= names.keys() and not {*LABELS, *SCORES} & names.keys():
-            told = f"{names[first]} and {names[second]}"
-            told += "; negative is not read, for the other rows of a batch are such" if "negative" in names else ""
-            return Shape("embedding", told, _renamed(sentence1=names[first], sentence2=names[second]))
+            one, other = names[first], names[second]
+            several = any(isinstance(row[other], list) and len(row[other]) > 1 for row in head)
+            told = f"{one} and {other}{', of which the first is read' * several}"
+            if others := ", ".join(name for name in names if name.startswith("neg")):
+                told += (
+                    f"; {others} {'are' if ',' in others else 'is'} not read, for the other rows of a batch are such"
+                )
+
+            return Shape("embedding", told, partial(_near, one=one, other=other))
     return None
+
+
+def _near(row: Cells, one: str, other: str) -> Cells:
+    near = row[other]  # FlagEmbedding's is a list of texts
+    return {**row, "sentence1": row[one], "sentence2": near[0] if isinstance(near, list) else near}
 
 
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -299,8 +326,18 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
                 return {**row, "label": [place for place, bit in own if _BITS[str(bit).lower()]]}
 
             return Shape("labels", f"a text and {label}, a 0 or 1 for each label, called by its place", held)
+        if any(isinstance(each := parse_cell(cell), Mapping) and "choices" in each for cell in lists):
+
+            def listed(row: Cells) -> Cells:  # Label Studio's: one alone is a text
+                cell = parse_cell(row[label])
+                return {**row, "label": cell["choices"] if isinstance(cell, Mapping) else cell and [cell]}
+
+            return Shape("labels", f"a text and the choices in {label}", listed)
         named = all(isinstance(each, list) and all(type(name) in (str, int) for name in each) for each in lists)
-        return Shape("labels", f"a text and the list {label}", _renamed(label=label)) if named and lists else None
+        told = f"a text and the list {label}"
+        if all(len(each) == 1 for each in lists):
+            told += ", which has one name in each row (--kind classification learns to tell which)"
+        return Shape("labels", told, _renamed(label=label)) if named and lists else None
     text = next((names[name] for name in ("sentence1", *TEXTS) if name in names), None)
     others = [n for lower, n in names.items() if n != text and lower not in _COUNTERS and not lower.endswith("_id")]
     if text is None or len(others) < 2 or not all(str(row.get(n)).lower() in _BITS for row in head for n in others):
@@ -344,10 +381,10 @@ def _titled(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
 
 def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Texts to write: a translation, a summary, the output of an instruction."""
-    if {"instruction", "output"} <= names.keys():
-        read = [names[name] for name in ("instruction", "input") if name in names]
-        source, target = " ".join(f"{{{name}}}" for name in read), f"{{{names['output']}}}"
-        return Shape("text", "instruction and output", dict, source, target)
+    for asked, output in _ANSWERED:
+        if {asked[0], output} <= names.keys():
+            source, target = " ".join(f"{{{names[name]}}}" for name in asked if name in names), f"{{{names[output]}}}"
+            return Shape("text", f"{asked[0]} and {output}", dict, source, target)
     for text, summary in _WRITTEN:
         if {text, summary} <= names.keys():
             source, target = f"summarize: {{{names[text]}}}", f"{{{names[summary]}}}"

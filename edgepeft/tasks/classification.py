@@ -64,6 +64,11 @@ class Classification(TaskType):
         return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.guarantee.items())])
 
     @classmethod
+    def label_text(cls, value: Any, where: str) -> str:
+        """Return the name, of doccano's list of one too."""
+        return super().label_text(value[0] if isinstance(value, list) and len(value) == 1 else value, where)
+
+    @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return the labels: two at least, of which most stand in more than one row."""
         labels = tuple(sorted({row.label or "" for row in rows}))
@@ -191,7 +196,7 @@ class Classification(TaskType):
         return answers
 
 
-_MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
+_MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "#value!", "#ref!", "\\n", "-"}
 _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200f\u2060\ufeff]")  # blanks, and what has no width
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
@@ -249,7 +254,7 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]], *, alone: b
 
 def _divided_by(labels: Sequence[str]) -> str | None:
     """Return the mark between names of which labels are made: fewer names than labels, as no "Books, Films" has."""
-    for mark in ";|,":
+    for mark in ";|,#":
         parts = [[part.strip() for part in label.split(mark)] for label in labels]
         if len({name for each in parts for name in each}) < len(labels) and all(map(all, parts)):
             return mark

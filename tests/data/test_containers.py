@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from edgepeft.common.errors import DataError
-from edgepeft.data import containers
+from edgepeft.data import containers, tables
 from edgepeft.data.readers import format_of
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(30)]
@@ -111,7 +111,7 @@ CELLS = b'<row r="%d"><c t="inlineStr"><is><t>text</t></is></c><c t="inlineStr">
 )
 def test_rows_that_a_sheet_only_states_are_not_made(tmp_path, monkeypatch, sheet):
     monkeypatch.setattr(containers, "_ROOM_BYTES", 60_000)
-    monkeypatch.setattr(containers, "_SHEET_ROWS", 100)
+    monkeypatch.setattr(tables, "_SHEET_ROWS", 100)
     assert len(read(spread(tmp_path, "xl/worksheets/sheet1.xml", sheet))) <= 1
 
 

@@ -100,14 +100,14 @@ def arrow_table(described=True):
     return pyarrow, pyarrow.Table.from_pylist(ROWS, schema=schema)
 
 
-@pytest.mark.parametrize("name", ["rows.arrow", "stream.arrow", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.arrow", "rows.feather", "stream.arrow", "rows.parquet"])
 def test_arrow_and_parquet_files_have_the_names_of_their_classes(tmp_path, name):
     pyarrow, table = arrow_table()
     path = tmp_path / name
     if name == "rows.parquet":
         pytest.importorskip("pyarrow.parquet").write_table(table, path)
     else:
-        write = pyarrow.ipc.new_file if name == "rows.arrow" else pyarrow.ipc.new_stream
+        write = pyarrow.ipc.new_stream if name == "stream.arrow" else pyarrow.ipc.new_file
         with write(str(path), table.schema) as file:
             file.write_table(table)  # in one batch
     read = dict(format_of(path)(path))
@@ -116,6 +116,17 @@ def test_arrow_and_parquet_files_have_the_names_of_their_classes(tmp_path, name)
     path.write_bytes(b"ARROW1\0\0 and nothing")
     with pytest.raises(DataError, match=f"{name} is not an? (arrow|parquet) file"):
         list(format_of(path)(path))
+
+
+def test_messages_of_an_arrow_file_are_found_by_its_footer(tmp_path):
+    """polars writes no stream behind the first bytes: its schema there has no length before it."""
+    pyarrow, table = arrow_table()
+    with pyarrow.ipc.new_file(str(path := tmp_path / "rows.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=1000)
+    content = path.read_bytes()
+    begin = content.index(b"\xff\xff\xff\xff", 12)  # the first batch
+    path.write_bytes(content[:8] + bytes(begin - 8) + content[begin:])
+    assert [row["text"] for _, row in format_of(path)(path)] == [row["text"] for row in ROWS]
 
 
 def test_a_folder_of_save_to_disk_is_read_without_datasets(tmp_path, monkeypatch):

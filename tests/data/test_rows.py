@@ -10,7 +10,7 @@ import pytest
 
 from edgepeft.common import resources
 from edgepeft.common.errors import DataError, MissingPackage, UsageError
-from edgepeft.data import containers, readers
+from edgepeft.data import corpora, readers, tables
 from edgepeft.data import rows as rows_module
 from edgepeft.data.columns import Columns
 from edgepeft.data.parts import load_data
@@ -109,6 +109,7 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
             "text,score\na,85%\n",
             '--label-column NAME; score holds "85%", which is no number: write numbers',
         ),
+        ("a.csv", "text;score\na;0,5\n", 'score holds "0,5", which is no number: write a point for its comma'),
         (
             "a.csv",
             "line\na\nb\n",
@@ -441,7 +442,7 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     ],
 )
 def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch, name, content, refused):
-    for module, bound in ((resources, "_MAX_PARTS"), (containers, "_MAX_CELLS"), (readers, "_MAX_WORDS")):
+    for module, bound in ((resources, "_MAX_PARTS"), (tables, "_MAX_CELLS"), (corpora, "_MAX_WORDS")):
         monkeypatch.setattr(module, bound, 20)
     (path := tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=refused):

@@ -76,6 +76,10 @@ def test_the_page_has_the_thirteen_shapes_of_the_readme():
     }
 
 
+def annotated(*values):
+    return {"id": 7, "data": {"text": "a"}, "annotations": [{"result": [{"value": value} for value in values]}]}
+
+
 READ = {
     "title": ({"title": "A", "body": "b c", "class": "x"}, ("A\nb c", None, "x")),
     "number": ({"sentence1": "a", "sentence2": "b", "score": 2.5}, ("a", "b", "2.5")),
@@ -111,6 +115,12 @@ READ = {
         ("a", "the b", '[[4,"b"]]'),
     ),
     "pair": ({"anchor": "a", "positive": "b", "negative": "c"}, ("a", "b", None)),
+    "flag-embedding": ({"query": "a", "pos": ["b", "d"], "neg": ["c"]}, ("a", "b", None)),
+    "label-studio-choice": (annotated({"choices": ["x"]}), ("a", None, "x")),
+    "label-studio-choices": (annotated({"choices": ["y", "x"]}), ("a", None, '["x","y"]')),
+    "label-studio-stars": (annotated({"rating": 4}), ("a", None, "4")),
+    "label-studio-number": (annotated({"number": 2.5}), ("a", None, "2.5")),
+    "label-studio-min-choices": ({"text": "a", "id": 7, "sentiment": {"choices": ["y", "x"]}}, ("a", None, '["x","y"]')),
 }  # fmt: skip
 
 
@@ -122,6 +132,47 @@ def test_a_row_is_what_its_columns_say(tmp_path, name):
     shape = recognised_shape(path, head_of(path))
     (row,) = of_kind(path, shape.kind if shape else "classification")
     assert (row.sentence1, row.sentence2, row.label) == (first, second, label)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_one_choice_of_label_studio_is_a_text_beside_rows_of_several(tmp_path):
+    rows = [{"text": "a", "sentiment": "x"}, {"text": "b", "sentiment": {"choices": ["x", "y"]}}]
+    (table := tmp_path / "rows.csv").write_text('text,sentiment\na,x\nb,"{""choices"": [""x"", ""y""]}"\n')
+    for path in (jsonl(tmp_path / "rows.jsonl", rows), table):
+        assert recognised_shape(path, head_of(path)).kind == "labels"
+        assert [row.label for row in of_kind(path, "labels")] == ['["x"]', '["x","y"]']
+
+
+def test_what_is_left_of_label_studios_annotations_is_said(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [annotated({"start": 0, "end": 1, "labels": ["P"]}, {"choices": ["x"]})])
+    with pytest.warns(UserWarning, match="of which only labels are read; --kind tokens"):
+        recognised_shape(path, head_of(path))
+
+
+def test_a_list_of_one_name_in_each_row_may_be_asked_for_as_classes(tmp_path):
+    """doccano exports a class as a list."""
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "label": ["x"]}, {"text": "b", "label": ["y"]}])
+    with pytest.warns(UserWarning, match=r"one name in each row \(--kind classification .* --kind labels is taken"):
+        recognised_shape(path, head_of(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [row.label for row in of_kind(path, "classification")] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("row", "source", "target"),
+    [
+        ({"instruction": "a", "context": "b", "response": "c"}, "{instruction} {context}", "{response}"),
+        ({"prompt": "a", "completion": "b"}, "{prompt}", "{completion}"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "{instruction} {input}", "{output}"),
+    ],
+    ids=["dolly", "openai", "alpaca"],
+)
+def test_what_is_asked_and_answered_is_text_to_write(tmp_path, row, source, target):
+    path = jsonl(tmp_path / "rows.jsonl", [row])
+    with pytest.warns(UserWarning, match="--kind text is taken"):
+        shape = recognised_shape(path, head_of(path))
+    assert (shape.source, shape.target) == (source, target)
 
 
 MARKS = [
@@ -264,6 +315,11 @@ def test_columns_in_memory_may_be_called_by_numbers_and_lists_be_tuples():
     assert (row.sentence1, row.label) == ("a", "x")
     (row,) = of_kind(Records([{"sentence1": "a", "label": ("x", "y")}]), "labels")
     assert row.label == '["x","y"]'
+
+
+def test_what_is_wrong_with_all_rows_is_told_of_the_first():
+    with pytest.raises(DataError, match=r'^rows:1: expected a dictionary of columns; found "one"\.$'):
+        load_data(Records(["one", "two", "three"]))
 
 
 def test_parts_by_their_names_are_no_rows():
@@ -518,7 +574,13 @@ def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tm
         ("a.json", b'{"data": [{"paragraphs": 5}]}', "a.json: expected rows under data, or SQuAD's paragraphs"),
         ("a.json", b'{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "a.json: expected rows under data"),
         ("a.json", b'{"data": {"a": 1}}', "a.json:1: no column sentence1"),
-        ("a.txt", b"Just some text.\n", "a.txt has no words with tags"),
+        ("a.txt", b"Just some text.\n", "a.txt has no words with tags.* a table is called .csv"),
+        ("a.csv.zst", b"", "a.csv.zst ends in .zst.* Unpack it, or pack it as .gz"),
+        ("a.ods", b"", "a.ods ends in .ods.* Save it as .xlsx or .csv"),
+        ("a.tsv", b"#FORMAT=WebAnno TSV 3.3\n", "a.tsv is INCEpTION's WebAnno TSV; export CoNLL 2002"),
+        ("a.csv", b'text,label\n"a \\"b\\" c",x\n', r'a.csv:2: not a table .* twice \(""\), where Spark'),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}', r"A chat \(messages\) is not read"),
+        ("a.json", json.dumps({f"c{i}": i for i in range(25)}).encode(), "c19 and 5 more"),
         ("a.conllu", b"1-2\tdu\t_\n1\tde\tde\tADP\t_\t_\t_\t_\t_\t_\n", "columns, where lines before have"),
     ],
 )
@@ -736,12 +798,101 @@ def test_numbers_to_learn_are_asked_about_even_after_the_first_rows(tmp_path):
     [
         ("spacy", [["Ada came.", {"entities": [[0, 3, "PER"]]}]]),
         ("annotator", {"classes": ["PER"], "annotations": [["Ada came.", {"entities": [[0, 3, "PER"]]}], None]}),
+        ("index", {"7": {"text": "Ada came.", "entities": [[0, 3, "PER"]]}}),
+        ("columns", {"text": {"7": "Ada came."}, "entities": {"7": [[0, 3, "PER"]]}}),
         ("split", {"columns": ["text", "entities"], "index": [0], "data": [["Ada came.", [[0, 3, "PER"]]]]}),
     ],
 )
 def test_other_documents_of_json_have_the_same_rows(tmp_path, name, document):
     (path := tmp_path / "rows.json").write_text(json.dumps(document))
     assert head_of(path) == [{"text": "Ada came.", "entities": [[0, 3, "PER"]]}]
+
+
+def test_a_json_of_an_object_a_line_is_read_by_its_lines(tmp_path):
+    """As ``Dataset.to_json`` and pandas write them, and as many data sets are published."""
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    assert head_of(jsonl(tmp_path / "rows.json", rows)) == rows
+    packed = tmp_path / "rows.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "rows.json").read_bytes()))
+    assert head_of(packed) == rows
+    (path := tmp_path / "columns.json").write_text('{"text": ["a", "b"], "label": ["x", "y"]}\n\n')
+    assert head_of(path) == rows
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lines_of_fasttext_are_texts_with_their_labels(tmp_path):
+    (path := tmp_path / "rows.txt").write_text(
+        "__label__good  It was, well, fine.\n\n__label__not_good Cold __label__ soup\n"
+    )
+    assert head_of(path) == [
+        {"text": "It was, well, fine.", "label": "good"},
+        {"text": "Cold __label__ soup", "label": "not_good"},
+    ]
+    path.write_text("__label__a __label__b One.\n__label__a Two.\n")
+    assert [row.label for row in of_kind(path, "labels")] == ['["a","b"]', '["a"]']
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_folder_of_brat_has_texts_and_their_marks(tmp_path):
+    (folder := tmp_path / "brat" / "news").mkdir(parents=True)
+    (folder / "1.txt").write_bytes("\U0001f600 Ada\r\nLovelace came.\n".encode())
+    (folder / "1.ann").write_text("T1\tPER 2 15\tAda  Lovelace\nR1\tKnows Arg1:T1 Arg2:T1\n#1\tNote T1\tx\n")
+    (folder / "2.txt").write_text("Nobody.")
+    (folder / "2.ann").write_text("")
+    rows = of_kind(tmp_path / "brat", "tokens")
+    assert [json.loads(row.label) for row in rows] == [{"spans": [[2, 15, "PER"]]}, {"spans": []}]
+    for mark in ("PER 0 2;4 6\tNo dy", "PER 0 " + "9" * 5000 + "\tNo", "PER 0 \u00b2\tNo", "PER"):
+        (folder / "2.ann").write_text(f"T1\t{mark}\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"2\.ann:1: a mark has one start and one end; found 'T1"):
+            of_kind(tmp_path / "brat", "tokens")
+    (folder / "2.txt").unlink()
+    with pytest.raises(DataError, match=r"2\.ann has no text beside it"):
+        of_kind(tmp_path / "brat", "tokens")
+
+
+def sheets(path, **rows_of):
+    openpyxl = pytest.importorskip("openpyxl", reason="pip install edgepeft[data]")
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for title, rows in rows_of.items():
+        sheet = book.create_sheet(title.removeprefix("hidden_"))
+        sheet.sheet_state = "hidden" if title.startswith("hidden_") else "visible"
+        for cells in rows:
+            sheet.append(cells)
+    book.save(path)
+    return path
+
+
+ROWS_OF_SHEET = [("text", "label"), ("a", "x"), ("b", "y")]
+
+
+def test_the_first_sheet_that_is_shown_and_has_rows_is_read_and_others_are_named(tmp_path):
+    wanted = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    path = sheets(tmp_path / "rows.xlsm", hidden_Old=[("p",), ("q",)], Sheet1=[], Data=ROWS_OF_SHEET, Sheet3=[])
+    with warnings.catch_warnings(action="error"):
+        assert head_of(path) == wanted
+    path = sheets(tmp_path / "rows.xlsx", train=ROWS_OF_SHEET, test=ROWS_OF_SHEET)
+    with pytest.warns(UserWarning, match=r"the sheet train is read, and test is not"):
+        assert head_of(path) == wanted
+
+
+def test_a_title_above_the_names_of_columns_is_left_out_and_said(tmp_path):
+    path = sheets(tmp_path / "rows.xlsx", Reviews=[("Reviews of 2024",), ("exported today",), (), *ROWS_OF_SHEET])
+    with pytest.warns(UserWarning, match=r'names of columns stand in line 4; .* not read: "Reviews of 2024"'):
+        assert head_of(path) == [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    (path := tmp_path / "rows.csv").write_text("Reviews of 2024,\ntext,label\na,x\n")
+    with pytest.warns(UserWarning, match="stand in line 2"):
+        assert head_of(path) == [{"text": "a", "label": "x"}]
+    for content in ("text\na\nb\n", ",text\n0,text\n1,b\n", "note,text\n,a\n"):  # no title
+        path.write_text(content)
+        with warnings.catch_warnings(action="error"):
+            assert [row["text"] for row in head_of(path)][-1] in "ab"
+
+
+def test_characters_that_excel_writes_by_their_codes_are_these(tmp_path):
+    cells = [("text", "label"), ("one_x000D_\ntwo _x005F_x000D_", "a_x_b")]
+    (row,) = head_of(sheets(tmp_path / "rows.xlsx", Data=cells))
+    assert row == {"text": "one\r\ntwo _x000D_", "label": "a_x_b"}
 
 
 def test_parts_of_a_data_set_are_not_read_as_one_and_files_need_no_ending(tmp_path):
@@ -764,6 +915,19 @@ def test_letters_of_no_western_language_are_not_taken_for_some(tmp_path, code):
     (path := tmp_path / "rows.csv").write_bytes(text.encode(code))
     with pytest.raises(DataError, match="save the file as UTF-8"):
         head_of(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["x", "y", "\\N"], r"missing one are names like others: '\\\\N' \(3 rows"),  # PostgreSQL's and MySQL's
+        (["x", "y", "x#y"], "--kind labels --label-separator '#' reads: 'x#y'"),  # doccano's
+    ],
+)
+def test_labels_as_tools_export_none_or_several_are_said(tmp_path, labels, said):
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": f"t{i}", "label": labels[i % 3]} for i in range(9)])
+    with pytest.warns(UserWarning, match=said):
+        load_data(path)
 
 
 def test_labels_that_may_be_none_or_the_same_or_too_rare_are_said(tmp_path):
