@@ -28,7 +28,7 @@ from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
-from edgepeft.data.columns import STDIN, Columns
+from edgepeft.data.columns import STDIN, Columns, column_names
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
@@ -267,7 +267,7 @@ def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:
     named, found = False, dict.fromkeys(asked.columns(runtime).names[:1])
     for row in asked.rows(runtime):
         named |= row.task is not None
-        found |= dict.fromkeys(row.others or ())
+        found |= dict.fromkeys(column_names(row.others or {}))
         if row.task is None or asked.skip_unknown:
             continue
         try:

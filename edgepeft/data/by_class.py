@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import DataError
+from edgepeft.data.columns import cell_at, column_names
 from edgepeft.data.rows import Row
 
 if TYPE_CHECKING:
@@ -209,9 +210,11 @@ class Groups:
 
 def _value(row: Row, column: str) -> str:
     others = row.others or {}
-    if column not in others:
-        raise DataError(f"{row.where}: there is no column {column}. Found columns: {', '.join(others)}.")
-    return str(others[column])
+    try:
+        return str(cell_at(others, column))
+    except KeyError:
+        found = ", ".join(column_names(others))
+        raise DataError(f"{row.where}: there is no column {column}. Found columns: {found}.") from None
 
 
 Rows = tuple[list[str], list[list[str]]]

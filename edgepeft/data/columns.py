@@ -62,7 +62,8 @@ LabelReader = Callable[[Any, str], str]
 def label_text(value: Any, where: str, what: str = "label") -> str:
     """Return the text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float | Decimal):
-        raise DataError(f"{where}: the {what} must be a text or a number; found {quote(value)}.")
+        remedy = " A column within a column is named with a dot: label.name." if isinstance(value, Mapping) else ""
+        raise DataError(f"{where}: the {what} must be a text or a number; found {quote(value)}.{remedy}")
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise DataError(
             f"{where}: the {what} is {value}, which stands for a missing one; fill it in or leave the row out."
@@ -137,6 +138,27 @@ def lower_names(row: Mapping[str, Any]) -> dict[str, str]:
     return {str(name).strip().lower(): name for name in row}
 
 
+def cell_at(record: Mapping[str, Any], name: str) -> Any:
+    """Return the cell of a column, or of one within columns: ``review.text``; raise KeyError if there is none."""
+    if name in record:
+        return record[name]
+    cell: Any = record
+    for part in name.split("."):
+        if not isinstance(cell, Mapping):
+            raise KeyError(name)
+        cell = cell[part]
+    return cell
+
+
+def column_names(record: Mapping[str, Any], depth: int = 3) -> list[str]:
+    """Name a row's columns; in place of one with columns within it these, as ``cell_at`` takes them."""
+    names = list[str]()
+    for name, cell in record.items():
+        inner = column_names(cell, depth - 1) if isinstance(cell, Mapping) and depth else []
+        names += [f"{name}.{each}" for each in inner] or [str(name)]
+    return [*dict.fromkeys(names)]
+
+
 def sole(path: object, names: Sequence[str], what: str, option: str) -> str | None:
     """Return the only one of these columns; None if there is none; refuse several."""
     if len(names) > 1:
@@ -194,7 +216,8 @@ def by_convention(
     known, found = lower_names(record), dict[str, str]()
 
     def called(usual: Iterable[str]) -> list[str]:  # text before Text; of Text and TEXT one is to be named
-        named = {each: [name for name in record if str(name).strip().lower() == each] for each in usual}
+        flat = [name for name, cell in record.items() if not isinstance(cell, Mapping)]
+        named = {each: [name for name in flat if str(name).strip().lower() == each] for each in usual}
         return [name for each, names in named.items() for name in ([each] if each in names else names)]
 
     if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
@@ -218,15 +241,11 @@ def by_convention(
 
 
 _BITS = {"0", "1", "0.0", "1.0", "true", "false"}
-_SHOWN = 5  # columns within a column
 
 
 def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
     """Say by a file's first rows what may be wrong with its columns, of which some are not known; else nothing."""
     told, found = "", head[0] if head else {}
-    if nested := {name: cell for name, cell in found.items() if isinstance(cell, Mapping)}:
-        inner = "; ".join(f"{name} has {', '.join(map(str, [*cell][:_SHOWN]))}" for name, cell in nested.items())
-        told = f" Columns within a column are not read ({inner}): write them beside the others."
     cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
     bits = [name for name, values in cells.items() if values and values <= _BITS]
     if len(bits) > 1:

@@ -33,7 +33,9 @@ from edgepeft.data.columns import (
     LabelReader,
     by_convention,
     candidates_in,
+    cell_at,
     chosen_column,
+    column_names,
     label_text,
     number_of,
     odd_columns,
@@ -155,6 +157,12 @@ class _RowReader:
         """True if patterns, or the rows' tasks, name the columns that they read."""
         return self.columns.source is not None or self.columns.fields is not None
 
+    @cached_property
+    def _dotted(self) -> list[str]:
+        """The names that may be of columns within columns."""
+        named = (*self.columns[:3], self.task_column, *self.columns.needed(self._labels))
+        return [name for name in named if name and "." in name]
+
     @property
     def expected(self) -> str:
         """The columns, in words."""
@@ -215,6 +223,9 @@ class _RowReader:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
             told = "" if self._shape is None else self._shape.description
             raise DataError(f"{where}: no row of {told}, as the first ones are; found {quote(found)}.") from error
+        for name in self._dotted:
+            with contextlib.suppress(KeyError):
+                shaped[name] = cell_at(shaped, name)
         if not self.columns.passages:
             return shaped
         usual = {FIRST: "question", SECOND: "context"} | ({LABEL: "answers"} if self._labels else {})
@@ -259,14 +270,15 @@ class _RowReader:
         if self._label_names is not None and (label := columns.names[2]) in record:
             record = {**record, label: self._label_names.named(record[label], where)}
         needed = columns.needed(self._labels)
-        if missing := [name for name in needed if name not in record]:
+        within = [name for name in columns.names[:2] if isinstance(found.get(name), Mapping)]  # what is named has a dot
+        if missing := [name for name in needed if name not in record or name in within]:
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:
                 remedies.append(self._odd_scores)
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
-                f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
+                f"Found columns: {', '.join(column_names(found)) or 'none'}. Expected: {self.expected}"
                 f"{''.join(f'; {words}' for words in remedies if words)}." + self._odd_columns
             )
         row = self._read(line, record, where)
