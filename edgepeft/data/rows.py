@@ -143,8 +143,10 @@ class _RowReader:
     @cached_property
     def _odd_scores(self) -> str:
         """What keeps a column from being read as scores: the same of each row, too."""
-        filled = ((name, cell) for row in self._head for name, cell in row.items() if cell not in (None, ""))
-        odd = {n: cell for n, cell in filled if str(n).lower() in SCORES and number_of(cell) is None}
+        odd = dict[str, Any]()
+        for name, cell in (item for row in self._head for item in row.items()):
+            if str(name).lower() in SCORES and cell not in (None, "") and number_of(cell) is None:
+                odd.setdefault(name, cell)
         return "; ".join(f"{n} holds {quote(cell)}, which is no number: write numbers alone" for n, cell in odd.items())
 
     @property

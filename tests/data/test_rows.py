@@ -106,7 +106,7 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
         ("a.csv", "review,planet\na,5\n", "a.csv:2: no column label. Found columns: review, planet. Expected"),
         (
             "a.csv",
-            "text,score\na,85%\n",
+            "text,score\na,\nb,85%\nc,90%\n",
             '--label-column NAME; score holds "85%", which is no number: write numbers',
         ),
         (
