@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any, cast
 
 from edgepeft.common.errors import DataError, requiring
-from edgepeft.common.messages import reason
+from edgepeft.common.messages import counted, reason
 from edgepeft.data.columns import STDIN
 
 PACKED, ZIPPED = ".gz", ".zip"
@@ -240,7 +240,7 @@ def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[R
             text, western = content.decode("cp1252", "replace"), western + 1
         yield number, {"text": text, "label": name.parts[-2]}
     if western:
-        warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=1)
+        warnings.warn(f"{path}: {counted(western, 'file is')} not UTF-8; read as Windows-1252.", stacklevel=1)
     if not number:
         raise DataError(
             f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name. Of other "
@@ -282,7 +282,7 @@ def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged:
             header = distinct(path, line, [str(cell).strip() for cell in cells])
             continue
         if len(cells) != len(header) and not ragged:
-            told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
+            told = f"{counted(len(cells), 'cell')}, but {counted(len(header), 'column')} ({', '.join(header)})"
             yield line, DataError(f"{path}:{line}: {told}.")
             continue
         named = [*itertools.zip_longest(header, cells, fillvalue="")]
@@ -292,7 +292,7 @@ def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged:
         yield line, {name: cell for name, cell in named if name}
     if nameless:
         where = f"line{'s' * (len(nameless) > 1)} {', '.join(map(str, nameless[:3]))}{', ...' * (len(nameless) > 3)}"
-        told = f"{len(nameless):,} row{'s have' if len(nameless) > 1 else ' has'} cells in columns without a name"
+        told = f"{counted(len(nameless), 'row has')} cells in columns without a name"
         remedy = "name these columns, or put what is in them where it belongs"
         warnings.warn(f"{path}: {told} ({where}), which are not read; {remedy}.", stacklevel=1)
 

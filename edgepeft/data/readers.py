@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
-from edgepeft.common.messages import reason
+from edgepeft.common.messages import counted, reason
 from edgepeft.common.resources import json_rows
 from edgepeft.data.columns import HEAD, LABELS, STDIN, quote
 from edgepeft.data.containers import (
@@ -275,7 +275,9 @@ def _read_conllu(path: Path) -> Iterator[Record]:
     """Read number, form, lemma, part of speech and more of each word; 1-2 are two words as one, 1.1 is none."""
     for start, lines in _sentences(path):
         if len(lines[0]) < 4:
-            raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
+            raise DataError(
+                f"{path}:{start}: {counted(len(lines[0]), 'column')}, where CoNLL-U has ten; name it .conll."
+            )
         words = [cells for cells in lines if cells[0].isdigit()]
         yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
 
@@ -301,9 +303,8 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         start = start if words else number
         columns = columns or len(cells)
         if len(cells) != columns:
-            raise DataError(
-                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
-            )
+            found = f"{counted(len(cells), 'column')}, where lines before have {columns}"
+            raise DataError(f"{path}:{number}: {found}: {line.strip()!r:.80}.")
         words.append(cells)
         if len(words) > _MAX_WORDS:
             raise DataError(f"{path}:{start}: a row of more than {_MAX_WORDS:,} words; an empty line ends a row.")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from edgepeft.common.errors import DataError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import (
     CANDIDATES,
     FIRST,
@@ -383,7 +384,7 @@ class BadRows:
             each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
         told = " ".join(each)
         if skip and some:
-            warnings.warn(f"{self._path}: {self.n} rows are left out. {told}", stacklevel=2)
+            warnings.warn(f"{self._path}: {counted(self.n, 'row is')} left out. {told}", stacklevel=2)
         elif self.n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
             raise self._first[0]
         else:
