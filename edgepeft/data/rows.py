@@ -89,7 +89,7 @@ def read_rows(
     labels: bool,
     columns: Columns = SENTENCES,
     task_column: str | None = None,
-    keep: bool | Literal["own"] = False,
+    keep: bool | Literal["own", "all"] = False,
     label_of: LabelReader = label_text,
     optional: bool = False,
     bad: BadRow | None = None,
@@ -99,8 +99,8 @@ def read_rows(
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
-    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads; "own" keeps
-    all as they stand in the file.
+    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads; "all" keeps
+    these two too, "own" all as they stand in the file.
     ``label_of`` makes a label's text of what stands in its column.  ``bad`` is called with each row that cannot be
     used, which is then left out; without it the first one is raised.
     """
@@ -127,7 +127,7 @@ class _RowReader:
     columns: Columns
     label_of: LabelReader | None
     task_column: str | None
-    keep: bool | Literal["own"]
+    keep: bool | Literal["own", "all"]
     optional: bool
     _shape: Shape | None = None
     _named: Mapping[str, str] = field(default_factory=dict)
@@ -287,7 +287,8 @@ class _RowReader:
         row = self._read(line, record, where)
         if self.keep:
             used = (self.task_column,) if self._by_name else (*columns.names[:2], self.task_column)
-            others = {n: v for n, v in record.items() if n not in used} if self.keep is True else dict(found)
+            others = {n: v for n, v in record.items() if n not in used or self.keep == "all"}
+            others = dict(found) if self.keep == "own" else others
             row = row._replace(others=others, fields=record if self._by_name else None)
         if self.task_column is not None:
             row = row._replace(sentence2=row.sentence2 or None, task=self._task(record, self.task_column, where))
