@@ -207,31 +207,36 @@ def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _called(record: Mapping[str, Any], usual: Iterable[str]) -> list[str]:
+    """Return a row's columns of these usual names: text before Text; of Text and TEXT one is to be named."""
+    flat = [name for name, cell in record.items() if not isinstance(cell, Mapping)]
+    named = {each: [name for name in flat if str(name).strip().lower() == each] for each in usual}
+    return [name for each, names in named.items() for name in ([each] if each in names else names)]
+
+
+def text_columns(record: Mapping[str, Any], pair: str | None = None) -> list[tuple[str, ...]]:
+    """Return the columns that may be the text, or the two of a pair, by their usual names; ``pair`` is named."""
+    known = lower_names(record)
+    if {FIRST, "words"} & known.keys() or {"text", "spans"} <= known.keys():
+        return []
+    pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
+    texts = _called(record, (name for name in TEXTS if not any(name in names for names in pairs)))
+    texts += [] if texts or pairs else _called(record, [_TITLE])
+    return [*((text,) for text in texts), *((known[first], known[second]) for first, second in pairs)]
+
+
 def by_convention(
     path: object, record: Mapping[str, Any], text: str | None, pair: str | None, label: str | None, *, labels: bool
 ) -> dict[str, str]:
     """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
-    known, found = lower_names(record), dict[str, str]()
-
-    def called(usual: Iterable[str]) -> list[str]:  # text before Text; of Text and TEXT one is to be named
-        flat = [name for name, cell in record.items() if not isinstance(cell, Mapping)]
-        named = {each: [name for name in flat if str(name).strip().lower() == each] for each in usual}
-        return [name for each, names in named.items() for name in ([each] if each in names else names)]
-
-    if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
-        pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
-        texts = called(name for name in TEXTS if not any(name in names for names in pairs))
-        texts += [] if texts or pairs else called([_TITLE])
-        sole(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
-        if pairs:
-            found = {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]}
-        elif texts:
-            found = {FIRST: texts[0]}
+    texts, found = [] if text is not None else text_columns(record, pair), dict[str, str]()
+    if sole(path, [" and ".join(names) for names in texts], "the text", "--text-column") is not None:
+        found = dict(zip((FIRST, SECOND), texts[0], strict=False))
     if labels and label is None and LABEL not in record and (found or FIRST in record or text):
-        names = [name for name in called(LABELS) if name not in found.values()]
-        names += called([_ANSWER]) if not names and SECOND in found else []
+        names = [name for name in _called(record, LABELS) if name not in found.values()]
+        names += _called(record, [_ANSWER]) if not names and SECOND in found else []
         if (only := sole(path, names, "the label", "--label-column")) is not None:
             found[LABEL] = only
     if found:
