@@ -254,9 +254,15 @@ def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
     cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
     bits = [name for name, values in cells.items() if values and values <= _BITS]
     if len(bits) > 1:
+        usual = {
+            *bits,
+            *(name for name in found if re.fullmatch(r"(.*_)?id|idx|index|unnamed: 0|", str(name).strip().lower())),
+        }
+        rest = [name for name in found if name not in usual and str(name).strip().lower() not in (FIRST, *TEXTS)]
         told += (
             f" If {', '.join(bits)} are labels: such columns are read where nothing but the text and an id (id, index, "
-            "..._id) stands beside them, and each of their cells is 0 or 1."
+            "..._id) stands beside them, each of their cells is 0 or 1, and no option names a column."
+            + (f" Take {', '.join(map(str, rest))} out." if rest else "")
         )
     return told + _odd_header(suffix, found)
 

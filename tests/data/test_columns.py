@@ -28,7 +28,7 @@ def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
         (
             "a.csv",
             "id,date,text,sport,news\n1,2024-01-02,hi,0,1\n7,2024-01-02,ho,1,\n",
-            "If sport, news are labels: such columns are read where",
+            "If sport, news are labels: such columns are read where .* no option names a column. Take date out.",
         ),
         ("a.csv", "text,sport,news\nhi,0,\nho,1,1\n", "Found columns: text, sport, news"),
     ],
