@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -133,13 +134,15 @@ def say_notes(result: TrainingLoopResult, other: str) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Train or tune within the block; a run that was stopped says how to go on, and exits with 130."""
+    """Train or tune within the block; a run that was stopped says how to go on, and exits with 130, or by SIGTERM."""
     from edgepeft.data.training_loop.run import Interrupted
 
     try:
         yield
     except Interrupted as interrupted:
         say(f"{interrupted}. The same command with --resume (without --force) continues.")
+        if interrupted.signal == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)  # which then ends the process, as whoever sent it expects
         raise typer.Exit(INTERRUPTED) from None
 
 

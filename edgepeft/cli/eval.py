@@ -8,6 +8,7 @@ from typer import Option
 from edgepeft.cli._options import command_of, say_cuts
 from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import show_errors, show_headline
+from edgepeft.common.messages import counted
 from edgepeft.data.by_class import metric_title, score_text
 from edgepeft.options.verbs import EvalOptions
 
@@ -26,10 +27,12 @@ def command(
         print_json({"schema": "edgepeft.eval/1", "bundle": str(options.bundle), "task": options.task, **found})
         say_cuts(result.truncation, result.max_new_tokens)
         return
-    typer.echo(f"{result.task}: {metric_title(result.metric)} {score_text(result.score)} on {result.rows:,} rows")
+    typer.echo(
+        f"{result.task}: {metric_title(result.metric)} {score_text(result.score)} on {counted(result.rows, 'row')}"
+    )
     show_headline(result.headline, found["baselines"])
     for name, part in found.get("parts", {}).items():
-        typer.echo(f"  {name}: {score_text(part['score'])} on {part['rows']:,} rows")
+        typer.echo(f"  {name}: {score_text(part['score'])} on {counted(part['rows'], 'row')}")
     if asked_of := found.get("questions"):
         typer.echo(f"  exact match {score_text(asked_of['exact_match'])} on {asked_of['questions']:,} questions")
     if own := found.get("trained"):

@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import shown_steps
 from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
 
@@ -52,9 +53,9 @@ def command(
     read, pictures = document["data"], [name for name in document["pictures"] if name.endswith(".png")]
     more = "" if read["rows"] == read["of"] else f", of {read['of']} ({read['sample']}; --limit takes more)"
     lines = [f"rows: {read['rows']} of {read['file']}{more}"]
-    if read["truncated"]:
-        lost = f"{read['truncated']} texts were longer than {read['max_length']} tokens and lost their ends."
-        lines.append(f"note: {lost}")
+    if n := read["truncated"]:
+        lost = "its end" if n == 1 else "their ends"
+        lines.append(f"note: {counted(n, 'text was')} longer than {read['max_length']} tokens and lost {lost}.")
     lines += [f"no {name}: {why}" for name, why in document["skipped"].items()]
     lines.append(f"sharing: {document['shareable']['sentence']}")
     lines.append(f"pictures: {', '.join(pictures)}; each also as svg")

@@ -26,9 +26,9 @@ from edgepeft.cli._options import (
 from edgepeft.cli._output import json_text, print_json
 from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
-from edgepeft.common.messages import printable
+from edgepeft.common.messages import counted, printable
 from edgepeft.common.progress import no_longer, say
-from edgepeft.data.columns import STDIN, Columns
+from edgepeft.data.columns import STDIN, Columns, column_names
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
@@ -126,7 +126,9 @@ class RunOptions(Options):
         if self._reads_stdin:
             return (row for rows in self._stdin_rows() for row in rows)
         if self.second and len(self.second) != len(firsts):
-            raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
+            raise UsageError(
+                f"{counted(len(firsts), 'text')} and {len(self.second)} --second; each text needs its own."
+            )
         seconds: list[str] | list[None] = self.second or [None] * len(firsts)
         pairs = enumerate(zip(firsts, seconds, strict=True), start=1)
         return (Row(*pair, None, "text", i, candidates=candidates) for i, pair in pairs)
@@ -174,10 +176,10 @@ def command(asked: RunOptions) -> None:
         how: dict[str, Any] = {"columns": asked.columns(runtime), "decoding": decoding, "batch_size": asked.batch_size}
         n, failed = write_answers(runtime, _tasks(runtime, asked.task), asked.input_file, asked.out, **how)
         if str(asked.out) != STDIN:
-            say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {asked.out}.")
+            say(f"{counted(n, 'row')}, {n - failed} with an answer, in {asked.out}.")
         say_cuts(runtime.truncation, decoding.max_new_tokens)
         if failed:
-            say(f"{failed} row{'s' * (failed > 1)} could not be read; the column error says why.")
+            say(f"{counted(failed, 'row')} could not be read; the column error says why.")
             raise typer.Exit(1)
     else:
         _answer_rows(runtime, asked, decoding)
@@ -267,7 +269,7 @@ def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:
     named, found = False, dict.fromkeys(asked.columns(runtime).names[:1])
     for row in asked.rows(runtime):
         named |= row.task is not None
-        found |= dict.fromkeys(row.others or ())
+        found |= dict.fromkeys(column_names(row.others or {}))
         if row.task is None or asked.skip_unknown:
             continue
         try:

@@ -14,6 +14,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, print_json, show_table
 from edgepeft.cli._scores import local_runs, showing_runs
 from edgepeft.common.errors import EdgepeftError, requiring
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import about, bars, say
 from edgepeft.options.verbs import SweepOptions
 
@@ -72,7 +73,7 @@ def command(
     _show(sweep, as_json=as_json)
     if failed:
         raise EdgepeftError(
-            f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
+            f"{counted(len(failed), 'run')} could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
 
 
@@ -89,7 +90,7 @@ def _list(sweep: Sweep, at_once: int) -> None:
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     seconds = estimate(sweep, at_once)
     left = about(seconds) or "no run is done that would say how long the open ones take"
-    say(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
+    say(f"{counted(len(states), 'run')}: {counts}; {at_once} at once; {left}.")
 
 
 def _show(sweep: Sweep, *, as_json: bool) -> None:

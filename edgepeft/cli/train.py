@@ -14,6 +14,7 @@ from edgepeft.cli import _scores
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, show_table, table_console
 from edgepeft.common.errors import requiring
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import metric_title, score_text
 from edgepeft.options.verbs import METHOD, TrainOptions
@@ -38,12 +39,13 @@ def command(
     with _scores.interruptible():
         result = run(options)
     if result.truncated:
-        longest, ends = result.delta.card.max_length, "ends (--max-length, or --long windows)"
-        lost = "beginnings (--max-length)" if result.delta.architecture.decoder_only else ends
-        say(f"note: {result.truncated} texts were longer than {longest} tokens and lost their {lost}.")
+        n, longest, end = result.truncated, result.delta.card.max_length, ("end", "--max-length, or --long windows")
+        lost, remedy = ("beginning", "--max-length") if result.delta.architecture.decoder_only else end
+        lost = f"its {lost}" if n == 1 else f"their {lost}s"
+        say(f"note: {counted(n, 'text was')} longer than {longest} tokens and lost {lost} ({remedy}).")
     if result.cut:
         most = result.delta.card.max_target_length
-        say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
+        say(f"note: {counted(result.cut, 'target was')} longer than {most} tokens (--max-target-length).")
     if result.delta.architecture.decoder_only and not result.delta.card.task_kind.writes:
         config, own = config_of(_ENCODER), result.delta.architecture
         taken, encoder = (

@@ -12,6 +12,7 @@ from typer import Option
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import interruptible, say_notes
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import score_text
 from edgepeft.options.verbs import TuneOptions
@@ -32,7 +33,7 @@ def command(
     bundle, task = Path(options.bundle), options.task
     entry, metrics, training = result.entry, result.metrics, result.training
     if result.truncated:
-        say(f"note: {result.truncated} texts were longer than the task's maximal length, and were cut.")
+        say(f"note: {counted(result.truncated, 'text was')} longer than the task's maximal length, and cut.")
     say_notes(result, "another --template")
     if as_json:
         kept = None if entry is None else entry.model_dump(mode="json")

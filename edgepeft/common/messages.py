@@ -119,6 +119,15 @@ def reason(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
+_PLURALS = {"is": "are", "has": "have", "was": "were"}
+
+
+def counted(n: int, words: str) -> str:
+    """Return the number before a noun, and a verb behind it: ``1 row is``, ``2 rows are``."""
+    noun, *verb = words.split()
+    return f"{n:,} " + (words if n == 1 else " ".join([f"{noun}s", *(_PLURALS[each] for each in verb)]))
+
+
 def printable(text: str, keep: str = "\n\t") -> str:
     """The text with control, format and other unprintable characters escaped, but for spaces and those to ``keep``.
 

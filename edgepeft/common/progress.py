@@ -146,14 +146,14 @@ def shown_steps() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether Ctrl-C or SIGTERM came; a second one interrupts at once.
+def stopping() -> Iterator[Callable[[], int]]:
+    """Yields a function that says which of SIGINT (Ctrl-C) and SIGTERM came, or 0; a second one interrupts at once.
 
     In a thread of a program that calls us, signals are the program's.
     """
-    asked = False
+    asked = 0
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: 0
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -161,9 +161,9 @@ def stopping() -> Iterator[Callable[[], bool]]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def ask(_: int, __: FrameType | None) -> None:
+    def ask(number: int, _: FrameType | None) -> None:
         nonlocal asked
-        asked = True
+        asked = number
         restore()
 
     for number in before:

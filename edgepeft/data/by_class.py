@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import DataError
+from edgepeft.data.columns import cell_at, column_names
 from edgepeft.data.rows import Row
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ _OF_QUESTION = ("paragraph", "question")  # of SuperGLUE's ``idx``, which also n
 class Groups:
     """Which part and which question each row is of, by the columns ``by`` and ``question``.
 
-    Where no question is asked for, rows whose ``idx`` has paragraph, question and answer say theirs.
+    Where no question is asked for but ``idx``, rows whose ``idx`` has paragraph, question and answer say theirs.
     """
 
     by: str | None = None
@@ -187,7 +188,8 @@ class Groups:
             if self.by:
                 self._parts.setdefault(_value(row, self.by), []).append(self._n)
             index, question = (row.others or {}).get("idx"), tuple(_value(row, column) for column in self.question)
-            if not question and isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
+            unsaid = self.question in ((), ("idx",))
+            if unsaid and isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
                 question = tuple(str(index[name]) for name in _OF_QUESTION)
             if question:
                 self._questions.setdefault(question, []).append(self._n)
@@ -209,9 +211,11 @@ class Groups:
 
 def _value(row: Row, column: str) -> str:
     others = row.others or {}
-    if column not in others:
-        raise DataError(f"{row.where}: there is no column {column}. Found columns: {', '.join(others)}.")
-    return str(others[column])
+    try:
+        return str(cell_at(others, column))
+    except KeyError:
+        found = ", ".join(column_names(others))
+        raise DataError(f"{row.where}: there is no column {column}. Found columns: {found}.") from None
 
 
 Rows = tuple[list[str], list[list[str]]]

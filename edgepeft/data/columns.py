@@ -62,7 +62,8 @@ LabelReader = Callable[[Any, str], str]
 def label_text(value: Any, where: str, what: str = "label") -> str:
     """Return the text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float | Decimal):
-        raise DataError(f"{where}: the {what} must be a text or a number; found {quote(value)}.")
+        remedy = " A column within a column is named with a dot: label.name." if isinstance(value, Mapping) else ""
+        raise DataError(f"{where}: the {what} must be a text or a number; found {quote(value)}.{remedy}")
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise DataError(
             f"{where}: the {what} is {value}, which stands for a missing one; fill it in or leave the row out."
@@ -138,6 +139,27 @@ def lower_names(row: Mapping[str, Any]) -> dict[str, str]:
     return {str(name).strip().lower(): name for name in row}
 
 
+def cell_at(record: Mapping[str, Any], name: str) -> Any:
+    """Return the cell of a column, or of one within columns: ``review.text``; raise KeyError if there is none."""
+    if name in record:
+        return record[name]
+    cell: Any = record
+    for part in name.split("."):
+        if not isinstance(cell, Mapping):
+            raise KeyError(name)
+        cell = cell[part]
+    return cell
+
+
+def column_names(record: Mapping[str, Any], depth: int = 3) -> list[str]:
+    """Name a row's columns; in place of one with columns within it these, as ``cell_at`` takes them."""
+    names = list[str]()
+    for name, cell in record.items():
+        inner = column_names(cell, depth - 1) if isinstance(cell, Mapping) and depth else []
+        names += [f"{name}.{each}" for each in inner] or [str(name)]
+    return [*dict.fromkeys(names)]
+
+
 def sole(path: object, names: Sequence[str], what: str, option: str) -> str | None:
     """Return the only one of these columns; None if there is none; refuse several."""
     if len(names) > 1:
@@ -186,30 +208,36 @@ def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _called(record: Mapping[str, Any], usual: Iterable[str]) -> list[str]:
+    """Return a row's columns of these usual names: text before Text; of Text and TEXT one is to be named."""
+    flat = [name for name, cell in record.items() if not isinstance(cell, Mapping)]
+    named = {each: [name for name in flat if str(name).strip().lower() == each] for each in usual}
+    return [name for each, names in named.items() for name in ([each] if each in names else names)]
+
+
+def text_columns(record: Mapping[str, Any], pair: str | None = None) -> list[tuple[str, ...]]:
+    """Return the columns that may be the text, or the two of a pair, by their usual names; ``pair`` is named."""
+    known = lower_names(record)
+    if {FIRST, "words"} & known.keys() or {"text", "spans"} <= known.keys():
+        return []
+    pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
+    texts = _called(record, (name for name in TEXTS if not any(name in names for names in pairs)))
+    texts += [] if texts or pairs else _called(record, [_TITLE])
+    return [*((text,) for text in texts), *((known[first], known[second]) for first, second in pairs)]
+
+
 def by_convention(
     path: object, record: Mapping[str, Any], text: str | None, pair: str | None, label: str | None, *, labels: bool
 ) -> dict[str, str]:
     """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
-    known, found = lower_names(record), dict[str, str]()
-
-    def called(usual: Iterable[str]) -> list[str]:  # text before Text; of Text and TEXT one is to be named
-        named = {each: [name for name in record if str(name).strip().lower() == each] for each in usual}
-        return [name for each, names in named.items() for name in ([each] if each in names else names)]
-
-    if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
-        pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
-        texts = called(name for name in TEXTS if not any(name in names for names in pairs))
-        texts += [] if texts or pairs else called([_TITLE])
-        sole(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
-        if pairs:
-            found = {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]}
-        elif texts:
-            found = {FIRST: texts[0]}
+    texts, found = [] if text is not None else text_columns(record, pair), dict[str, str]()
+    if sole(path, [" and ".join(names) for names in texts], "the text", "--text-column") is not None:
+        found = dict(zip((FIRST, SECOND), texts[0], strict=False))
     if labels and label is None and LABEL not in record and (found or FIRST in record or text):
-        names = [name for name in called(LABELS) if name not in found.values()]
-        names += called([_ANSWER]) if not names and SECOND in found else []
+        names = [name for name in _called(record, LABELS) if name not in found.values()]
+        names += _called(record, [_ANSWER]) if not names and SECOND in found else []
         if (only := sole(path, names, "the label", "--label-column")) is not None:
             found[LABEL] = only
     if found:
@@ -219,24 +247,26 @@ def by_convention(
 
 
 _BITS = {"0", "1", "0.0", "1.0", "true", "false"}
-_SHOWN = 5  # columns within a column
 
 
 def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
     """Say by a file's first rows what may be wrong with its columns, of which some are not known; else nothing."""
     told, found = "", head[0] if head else {}
-    if nested := {name: cell for name, cell in found.items() if isinstance(cell, Mapping)}:
-        inner = "; ".join(f"{name} has {', '.join(map(str, [*cell][:_SHOWN]))}" for name, cell in nested.items())
-        told = f" Columns within a column are not read ({inner}): write them beside the others."
     chats = [n for n, cell in found.items() if isinstance(cell, list) and cell and isinstance(cell[0], Mapping)]
     if chat := next((name for name in chats if {"role", "from"} & found[name][0].keys()), None):
         told += f" A chat ({chat}) is not read: write what is asked into a column prompt, the answer into completion."
     cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
     bits = [name for name, values in cells.items() if values and values <= _BITS]
     if len(bits) > 1:
+        usual = {
+            *bits,
+            *(name for name in found if re.fullmatch(r"(.*_)?id|idx|index|unnamed: 0|", str(name).strip().lower())),
+        }
+        rest = [name for name in found if name not in usual and str(name).strip().lower() not in (FIRST, *TEXTS)]
         told += (
             f" If {', '.join(bits)} are labels: such columns are read where nothing but the text and an id (id, index, "
-            "..._id) stands beside them, and each of their cells is 0 or 1."
+            "..._id) stands beside them, each of their cells is 0 or 1, and no option names a column."
+            + (f" Take {', '.join(map(str, rest))} out." if rest else "")
         )
     return told + _odd_header(suffix, found)
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any, cast
 
 from edgepeft.common.errors import DataError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import STDIN
 
 PACKED, ZIPPED = ".gz", ".zip"
@@ -233,7 +234,7 @@ def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[R
             text, western = content.decode("cp1252", "replace"), western + 1
         yield number, {"text": text, "label": name.parts[-2]}
     if western:
-        warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=1)
+        warnings.warn(f"{path}: {counted(western, 'file is')} not UTF-8; read as Windows-1252.", stacklevel=1)
     if not number:
         raise DataError(
             f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name. Of other "

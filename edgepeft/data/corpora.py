@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import HEAD
 from edgepeft.data.containers import Record, lines_of
 
@@ -35,11 +36,11 @@ def read_conll(path: Path) -> Iterator[Record]:
             "(__label__good ...); a table is called .csv, whatever stands between its cells, lines of JSON .jsonl."
         )
     numbers, n = [cells[0] for cells in lines], len(lines)
-    counted = n > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(k, k + n))] for k in (0, 1))
-    if counted or turned:
+    numbered = n > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(k, k + n))] for k in (0, 1))
+    if numbered or turned:
         told = "has the tags; the last" if turned else "counts the words; the second"
         warnings.warn(f"{path}: the first column {told} one is read as the words.", stacklevel=1)
-    word, tag = (-1, 0) if turned else (int(counted), -1)
+    word, tag = (-1, 0) if turned else (int(numbered), -1)
     for start, lines in itertools.chain(first, sentences):
         tags = {"tags": [cells[tag] for cells in lines]} if len(lines[0]) > 1 else {}
         yield start, {"words": [cells[word] for cells in lines], **tags}
@@ -49,7 +50,9 @@ def read_conllu(path: Path) -> Iterator[Record]:
     """Read number, form, lemma, part of speech and more of each word; 1-2 are two words as one, 1.1 is none."""
     for start, lines in _sentences(path):
         if len(lines[0]) < 4:
-            raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
+            raise DataError(
+                f"{path}:{start}: {counted(len(lines[0]), 'column')}, where CoNLL-U has ten; name it .conll."
+            )
         words = [cells for cells in lines if cells[0].isdigit()]
         yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
 
@@ -75,9 +78,8 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         start = start if words else number
         columns = columns or len(cells)
         if len(cells) != columns:
-            raise DataError(
-                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
-            )
+            found = f"{counted(len(cells), 'column')}, where lines before have {columns}"
+            raise DataError(f"{path}:{number}: {found}: {line.strip()!r:.80}.")
         words.append(cells)
         if len(words) > _MAX_WORDS:
             raise DataError(f"{path}:{start}: a row of more than {_MAX_WORDS:,} words; an empty line ends a row.")

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import SENTENCES, Columns, require_names
 from edgepeft.data.readers import Source, head_of, held, source_of, splits_of
 from edgepeft.data.rows import BadRows, Row, read_rows
@@ -185,20 +186,23 @@ def task_data(
     every = [row for rows in given for row in rows]
     empty = [row.where for row in every if row.fields is None and not (row.sentence1 + (row.sentence2 or "")).strip()]
     if empty:
-        warnings.warn(f"{len(empty):,} of {len(every):,} rows have no text: {_first_three(empty)}.", stacklevel=2)
+        has = "has" if len(empty) == 1 else "have"
+        warnings.warn(f"{len(empty):,} of {len(every):,} rows {has} no text: {_first_three(empty)}.", stacklevel=2)
     if known.one_label:
         _note_conflicts(every)
     left = tuple(train)
     left, tested = hold_out(left, test, "test", len(train), known)
     left, chosen = hold_out(left, eval, "eval", len(train), known)
-    kept = Part(left, f"{len(left)} rows of {file_name(train)}")
+    kept = Part(left, f"{counted(len(left), 'row')} of {file_name(train)}")
     if (n := few_shot) is not None:
         strata = known.strata(left)
         least = known.n_outputs if known.one_label else len(set(strata))
         if n < least:
             raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
         if n > len(left):
-            raise UsageError(f"--few-shot {n} is more than the {len(left)} rows of {left[0].file} that can train.")
+            raise UsageError(
+                f"--few-shot {n} is more than the {counted(len(left), 'row')} of {left[0].file} that can train."
+            )
         taken, _ = split_rows(left, n, f"few-shot {seed}", strata=strata, least=1)
         kept = Part(taken, f"{n} of {len(left)} rows of {file_name(left)} (stratified, seed {seed})")
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
@@ -222,7 +226,7 @@ def hold_out(
 ) -> tuple[tuple[Row, ...], Part]:
     """Return what is left to train on, and the part called ``name``: as given, or the asked share of all rows."""
     if given is not None and not isinstance(given, float):
-        return rows, Part(tuple(given), f"{len(given)} rows of {file_name(given)}")
+        return rows, Part(tuple(given), f"{counted(len(given), 'row')} of {file_name(given)}")
     if given is not None and not 0 < given < 1:
         raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
     n = max(1, round((given or HELD_OUT) * n_all))
@@ -235,10 +239,10 @@ def hold_out(
     if not taken:
         lack = "no label has a row more than the one that stays to train on" if kind.one_label else "too few to share"
         raise DataError(
-            f"{rows[0].file} has {n_all} rows, and none can be held out for {name}: {lack}. "
+            f"{rows[0].file} has {counted(n_all, 'row')}, and none can be held out for {name}: {lack}. "
             "Give files for --eval and --test, or more rows."
         )
-    return left, Part(taken, f"{len(taken)} rows held out of {file_name(rows)}")
+    return left, Part(taken, f"{counted(len(taken), 'row')} held out of {file_name(rows)}")
 
 
 def file_name(rows: Sequence[Row]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from edgepeft.common.errors import DataError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import (
     CANDIDATES,
     FIRST,
@@ -33,7 +34,9 @@ from edgepeft.data.columns import (
     LabelReader,
     by_convention,
     candidates_in,
+    cell_at,
     chosen_column,
+    column_names,
     has_comma,
     label_text,
     number_of,
@@ -87,7 +90,7 @@ def read_rows(
     labels: bool,
     columns: Columns = SENTENCES,
     task_column: str | None = None,
-    keep: bool | Literal["own"] = False,
+    keep: bool | Literal["own", "all"] = False,
     label_of: LabelReader = label_text,
     optional: bool = False,
     bad: BadRow | None = None,
@@ -97,8 +100,8 @@ def read_rows(
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
-    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads; "own" keeps
-    all as they stand in the file.
+    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads; "all" keeps
+    these two too, "own" all as they stand in the file.
     ``label_of`` makes a label's text of what stands in its column.  ``bad`` is called with each row that cannot be
     used, which is then left out; without it the first one is raised.
     """
@@ -125,7 +128,7 @@ class _RowReader:
     columns: Columns
     label_of: LabelReader | None
     task_column: str | None
-    keep: bool | Literal["own"]
+    keep: bool | Literal["own", "all"]
     optional: bool
     _shape: Shape | None = None
     _named: Mapping[str, str] = field(default_factory=dict)
@@ -142,8 +145,10 @@ class _RowReader:
     @cached_property
     def _odd_scores(self) -> str:
         """What keeps a column from being read as scores: the same of each row, too."""
-        filled = ((name, cell) for row in self._head for name, cell in row.items() if cell not in (None, ""))
-        odd = {n: cell for n, cell in filled if str(n).lower() in SCORES and number_of(cell) is None}
+        odd = dict[str, Any]()
+        for name, cell in (item for row in self._head for item in row.items()):
+            if str(name).lower() in SCORES and cell not in (None, "") and number_of(cell) is None:
+                odd.setdefault(name, cell)
         remedies = {
             n: "write a point for its comma" if has_comma(cell) else "write numbers alone" for n, cell in odd.items()
         }
@@ -158,6 +163,12 @@ class _RowReader:
     def _by_name(self) -> bool:
         """True if patterns, or the rows' tasks, name the columns that they read."""
         return self.columns.source is not None or self.columns.fields is not None
+
+    @cached_property
+    def _dotted(self) -> list[str]:
+        """The names that may be of columns within columns."""
+        named = (*self.columns[:3], self.task_column, *self.columns.needed(self._labels))
+        return [name for name in named if name and "." in name]
 
     @property
     def expected(self) -> str:
@@ -219,6 +230,9 @@ class _RowReader:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
             told = "" if self._shape is None else self._shape.description
             raise DataError(f"{where}: no row of {told}, as the first ones are; found {quote(found)}.") from error
+        for name in self._dotted:
+            with contextlib.suppress(KeyError):
+                shaped[name] = cell_at(shaped, name)
         if not self.columns.passages:
             return shaped
         usual = {FIRST: "question", SECOND: "context"} | ({LABEL: "answers"} if self._labels else {})
@@ -263,20 +277,22 @@ class _RowReader:
         if self._label_names is not None and (label := columns.names[2]) in record:
             record = {**record, label: self._label_names.named(record[label], where)}
         needed = columns.needed(self._labels)
-        if missing := [name for name in needed if name not in record]:
+        within = [name for name in columns.names[:2] if isinstance(found.get(name), Mapping)]  # what is named has a dot
+        if missing := [name for name in needed if name not in record or name in within]:
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:
                 remedies.append(self._odd_scores)
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
-                f"Found columns: {_listed(found)}. Expected: {self.expected}"
+                f"Found columns: {_listed(column_names(found))}. Expected: {self.expected}"
                 f"{''.join(f'; {words}' for words in remedies if words)}." + self._odd_columns
             )
         row = self._read(line, record, where)
         if self.keep:
             used = (self.task_column,) if self._by_name else (*columns.names[:2], self.task_column)
-            others = {n: v for n, v in record.items() if n not in used} if self.keep is True else dict(found)
+            others = {n: v for n, v in record.items() if n not in used or self.keep == "all"}
+            others = dict(found) if self.keep == "own" else others
             row = row._replace(others=others, fields=record if self._by_name else None)
         if self.task_column is not None:
             row = row._replace(sentence2=row.sentence2 or None, task=self._task(record, self.task_column, where))
@@ -344,9 +360,9 @@ def _require_texts(text: str, spans: Any, where: str) -> None:
 _NAMED = 20  # mistakes of a file, lines of each, and columns of a row
 
 
-def _listed(columns: Mapping[str, Any]) -> str:
+def _listed(columns: Sequence[str]) -> str:
     more = f" and {len(columns) - _NAMED} more" * (len(columns) > _NAMED)
-    return f"{', '.join(map(str, [*columns][:_NAMED]))}{more}" if columns else "none"
+    return f"{', '.join(columns[:_NAMED])}{more}" if columns else "none"
 
 
 class BadRows:
@@ -378,7 +394,7 @@ class BadRows:
             each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
         told, kinds = " ".join(each), {what.partition("; found ")[0] for what in self._lines}
         if skip and some:
-            warnings.warn(f"{self._path}: {self.n} rows are left out. {told}", stacklevel=2)
+            warnings.warn(f"{self._path}: {counted(self.n, 'row is')} left out. {told}", stacklevel=2)
         elif self.n == 1 or (not some and len(kinds) == 1):  # what is true of all rows is told of the first
             raise self._first[0]
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.common.errors import DataError, requiring
-from edgepeft.common.messages import reason
+from edgepeft.common.messages import counted, reason
 from edgepeft.data.columns import FIRST, LABELS, SCORES, TEXTS, quote
 from edgepeft.data.containers import Record, archive_at, split_lines, table_lines
 
@@ -68,7 +68,7 @@ def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged:
             header = distinct(path, line, [str(cell).strip() for cell in cells])
             continue
         if len(cells) != len(header) and not ragged:
-            told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
+            told = f"{counted(len(cells), 'cell')}, but {counted(len(header), 'column')} ({', '.join(header)})"
             yield line, DataError(f"{path}:{line}: {told}.")
             continue
         named = [*itertools.zip_longest(header, cells, fillvalue="")]
@@ -78,7 +78,7 @@ def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged:
         yield line, {name: cell for name, cell in named if name}
     if nameless:
         where = f"line{'s' * (len(nameless) > 1)} {', '.join(map(str, nameless[:3]))}{', ...' * (len(nameless) > 3)}"
-        told = f"{len(nameless):,} row{'s have' if len(nameless) > 1 else ' has'} cells in columns without a name"
+        told = f"{counted(len(nameless), 'row has')} cells in columns without a name"
         remedy = "name these columns, or put what is in them where it belongs"
         warnings.warn(f"{path}: {told} ({where}), which are not read; {remedy}.", stacklevel=1)
 

@@ -28,6 +28,7 @@ from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, TaskEntry
 from edgepeft.bundle.versions import Content, content_of, digest, hashes, read_version
 from edgepeft.common.atomic import check_replaceable, disk_errors, drop_leftovers, new_folder
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
+from edgepeft.common.messages import counted
 from edgepeft.common.own_folder import held_folder, locked
 from edgepeft.common.progress import Stage
 from edgepeft.common.resources import sha256_of
@@ -269,8 +270,8 @@ class _Pull:
         need = 3 * sum(target.length for target in absent.values()) + _SPARE_BYTES if absent else 0
         if (free := shutil.disk_usage(self.folder).free) < need:
             raise EdgepeftError(
-                f"{self.folder} has {free:,} bytes of room, and this needs {need:,} for {len(absent)} files. Free some "
-                "space, then repeat. Nothing was changed."
+                f"{self.folder} has {free:,} bytes of room, and this needs {need:,} for "
+                f"{counted(len(absent), 'file')}. Free some space, then repeat. Nothing was changed."
             )
         found = {}
         for sha256, target in by_hash.items():

@@ -95,7 +95,7 @@ def evaluate(options: EvalOptions) -> EvalResult:
 
             columns = of_source(columns, entry.source, entry.step, entry.target)
         groups = Groups(options.by, tuple(filter(None, (options.question or "").split(","))))
-        kind, keep = entry.task_kind, columns.source is not None or groups.asked
+        kind, keep = entry.task_kind, "all" if columns.source is not None or groups.asked else False
         if options.out is not None and not kind.one_label:
             raise UsageError(f"--out takes a confusion matrix, and {kind.title} has none; leave it out.")
         if options.out is not None and Path(options.out).exists() and not Path(options.out).is_dir():

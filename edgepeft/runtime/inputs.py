@@ -24,7 +24,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, DataError
-from edgepeft.data.columns import SENTENCES
+from edgepeft.data.columns import FIRST, SECOND, SENTENCES, text_columns
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
 from edgepeft.tasks.base import TaskType
@@ -36,7 +36,7 @@ T = TypeVar("T")
 Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
 _INT64 = np.dtype(np.int64)
-_PLAIN = f"{{{SENTENCES.names[0]}}}"  # what a task reads of columns that is not posed as text
+_PLAIN = f"{{{FIRST}}}"  # what a task reads of columns that is not posed as text
 # roberta-base, 32 rows of 128, 2 cores with 1 MB of L2 each: 3.93 s in one pass, 3.71 s by 2048, 3.62 s by 1024,
 # 3.55 s by 512; smaller passes pay more for each operator's start where rows are short.
 PASS_TOKENS = 1024
@@ -126,7 +126,8 @@ def _text(one: object, source: str | None, where: str) -> Text:
         return Text(pattern(source).filled(one, where))
     first, second = one if isinstance(one, (tuple, list)) and len(one) == 2 else (one, None)
     if isinstance(one, Mapping):
-        first, second = pattern(_PLAIN).filled(one, where), one.get(SENTENCES.names[1])
+        one = _by_usual_names(one, where)
+        first, second = pattern(_PLAIN).filled(one, where), one.get(SECOND)
     if not isinstance(first, str) or not isinstance(second, str | None):
         raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {one!r:.60}.")
     if source is None:
@@ -135,6 +136,19 @@ def _text(one: object, source: str | None, where: str) -> Text:
     names = reads.fields if second is None and len(reads.fields) == 1 else SENTENCES.names
     given = zip(names, (first, second), strict=False)
     return Text(reads.filled({name: value for name, value in given if value is not None}, where))
+
+
+def _by_usual_names(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Call a row's text, or pair, as tasks do: its columns may have the names that a file's rows have."""
+    if FIRST in row:
+        return row
+    if len(texts := text_columns(row)) != 1:
+        several = f"; {', '.join(' and '.join(names) for names in texts)} may each be the text" if texts else ""
+        raise UnreadableRow(
+            f"{where}: no column {FIRST}{several}. Found columns: {', '.join(map(str, row)) or 'none'}. Call the text "
+            f"{FIRST}, and the second one of a pair {SECOND}."
+        )
+    return {**row, **{usual: row[name] for usual, name in zip((FIRST, SECOND), texts[0], strict=False)}}
 
 
 class Tokenizing:

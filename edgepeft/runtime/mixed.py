@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture, Pooling, Role
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.messages import counted
 from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
@@ -187,7 +188,9 @@ class Mixer:
     ) -> list[RowResult]:
         """Answer as ``Runtime.predict_mixed`` does."""
         if len(tasks) != len(texts):
-            raise UsageError(f"each text needs a task; found {len(tasks)} tasks for {len(texts)} texts.")
+            raise UsageError(
+                f"each text needs a task; found {counted(len(tasks), 'task')} for {counted(len(texts), 'text')}."
+            )
         rows: dict[str | None, list[int]] = {}
         for row, task in enumerate(tasks):
             rows.setdefault(task, []).append(row)

@@ -41,7 +41,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.common.errors import UsageError
-from edgepeft.common.messages import mistakes_text
+from edgepeft.common.messages import counted, mistakes_text
 from edgepeft.common.resources import toml_at
 from edgepeft.common.task_name import check_new_name
 
@@ -93,7 +93,8 @@ class Plan(BaseModel):
         """What is combined, and into how many runs."""
         methods, others = self.all_methods, (self.backbones, self.data, self.sizes, self.seeds)
         runs = sum(len(self.rates_of(each)) for each in methods) * math.prod(map(len, others))
-        return f"{runs:,} runs of {len(methods):,} methods ({', '.join(methods[:3])}{', ...' * (len(methods) > 3)})"
+        named = f"{counted(len(methods), 'method')} ({', '.join(methods[:3])}{', ...' * (len(methods) > 3)})"
+        return f"{counted(runs, 'run')} of {named}"
 
     def rates_of(self, method: str) -> list[float | str]:
         """The rates of a method, as the plan has them."""

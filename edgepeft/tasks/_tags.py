@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import label_text, quote
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
@@ -200,7 +201,8 @@ def tagged_row(row: Row) -> Tagged:
     if "tags" in read:
         if len(read["tags"]) != len(words):
             more = "" if isinstance(text, Words) else "; give the row's words too, as a list called words"
-            raise DataError(f"{row.where}: {len(read['tags'])} tags for {len(words)} words; each has one{more}.")
+            told = f"{counted(len(read['tags']), 'tag')} for {counted(len(words), 'word')}"
+            raise DataError(f"{row.where}: {told}; each has one{more}.")
         return Tagged(len(words), tuple(entities(read["tags"])), tuple(read["tags"]))
     found, widened = list[Entity](), None
     for start, end, label in read["spans"]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch, cleaned
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.messages import counted
 from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
@@ -124,7 +125,8 @@ class Tokens(TaskType):
         widened = [each.widened for each in read if each.widened]
         if widened:
             warnings.warn(
-                f"{len(widened)} rows have spans that end within a word, such as {widened[0]}; whole words are tagged.",
+                f"{counted(len(widened), 'row has')} spans that end within a word, such as {widened[0]}; whole words "
+                "are tagged.",
                 stacklevel=2,
             )
         return tags

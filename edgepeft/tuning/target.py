@@ -169,7 +169,13 @@ class Files:
             skip_bad=self.skip_bad,
         )
         data = dataclasses.replace(data, guarantee=asked or guarantee or {})
-        _ = data.task_kind  # which keeps it, or says why not
+        try:
+            _ = data.task_kind  # which keeps it, or says why not
+        except UsageError as error:
+            if asked or not guarantee:
+                raise
+            ((name, value),) = guarantee.items()
+            raise UsageError(f"the task promises a {name} of {value:g}, which tuning has to keep: {error}") from error
         return data
 
 

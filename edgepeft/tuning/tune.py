@@ -24,6 +24,7 @@ from edgepeft.backbones.text import BEFORE
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import messages
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import Encoded, Writing, encode_parts, sorted_batches
@@ -233,7 +234,9 @@ class TuningRun:
         data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before rows are tokenized
         asked, most = options.batch_size, len(data.train)
         if asked is not None and asked > most:
-            raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
+            raise UsageError(
+                f"--batch-size {asked} is more than the {counted(most, 'row')} that can train; give at most {most}."
+            )
         self.batch_size = asked or min(BATCH, most)
         rate, head_rate = usual = target.rates
         self.rates = {"learning_rate": options.lr or rate, "head_learning_rate": options.head_lr or head_rate}

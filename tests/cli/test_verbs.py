@@ -267,6 +267,11 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("add", "BUNDLE", "BUNDLE"), 2, "delta.json"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS"), 1, "no label 'maybe'"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "COLUMNS"), 1, "no column label"),
+        (
+            ("eval", "BUNDLE", "--task", "mood", "--data", "YES", "--question", "idx"),
+            1,
+            "no column idx. Found columns: sentence1, label.",
+        ),
         (("eval", "BUNDLE", "--task", "score", "--data", "LABELS"), 1, "finite number"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS", "--metric", "pearson"), 2, "accuracy"),
         (("nothing",), 2, "No such command"),
@@ -276,10 +281,12 @@ def test_remove_and_add_an_exported_task(bundle, exported):
 )
 def test_what_is_wrong_is_said_and_the_exit_code_is_the_contracts(exported, tmp_path, arguments, code, message):
     (tmp_path / "labels.jsonl").write_text('{"sentence1": "w7", "label": "maybe"}\n')
+    (tmp_path / "yes.jsonl").write_text('{"sentence1": "w7", "label": "yes"}\n')
     (tmp_path / "columns.csv").write_text("sentence1,klass\nw7,yes\n")
     places = {
         "BUNDLE": str(exported),
         "LABELS": str(tmp_path / "labels.jsonl"),
+        "YES": str(tmp_path / "yes.jsonl"),
         "COLUMNS": str(tmp_path / "columns.csv"),
     }
     spelled = [

@@ -1,8 +1,11 @@
 """What is said where columns are not found: what the file has in their place."""
 
+import json
+
 import pytest
 
 from edgepeft.common.errors import DataError
+from edgepeft.data.columns import Columns
 from edgepeft.data.rows import read_rows
 
 
@@ -20,12 +23,12 @@ def test_a_table_without_names_of_columns_is_said_to_need_them(tmp_path):
         (
             "a.jsonl",
             '{"data": {"text": "hi", "lang": "en"}, "label": "a"}\n',
-            r"\(data has text, lang\): write them beside",
+            "no column sentence1. Found columns: data.text, data.lang, label. Expected",
         ),
         (
             "a.csv",
             "id,date,text,sport,news\n1,2024-01-02,hi,0,1\n7,2024-01-02,ho,1,\n",
-            "If sport, news are labels: such columns are read where",
+            "If sport, news are labels: such columns are read where .* no option names a column. Take date out.",
         ),
         ("a.csv", "text,sport,news\nhi,0,\nho,1,1\n", "Found columns: text, sport, news"),
     ],
@@ -47,3 +50,43 @@ def test_what_is_said_is_the_same_of_each_row(tmp_path):
     found.clear()
     assert not [*read_rows(path, labels=True, bad=lambda line, _, error: found.append(str(error).split(": ", 1)[1]))]
     assert len(found) == 8 and len({*found}) == 1 and "which is no number: write numbers alone" in found[0]
+
+
+NESTED = {"review": {"text": "Cold soup.", "by": {"task": "food"}}, "label": {"name": "bad"}}
+
+
+def read(tmp_path, *rows, **columns):
+    (path := tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return [*read_rows(path, labels=True, columns=Columns(**columns), task_column="review.by.task")]
+
+
+def test_a_column_within_columns_is_named_with_dots(tmp_path):
+    (row,) = read(tmp_path, NESTED, text="review.text", label="label.name")
+    assert (row.sentence1, row.label, row.task) == ("Cold soup.", "bad", "food")
+
+
+def test_a_column_that_has_the_very_name_is_the_one_that_is_read(tmp_path):
+    (row,) = read(tmp_path, {**NESTED, "review.text": "Hot."}, text="review.text", label="label.name")
+    assert row.sentence1 == "Hot."
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "said"),
+    [
+        (
+            "review.txt",
+            "label.name",
+            r"a.jsonl:1: no column review\.txt. Found columns: review\.text, review\.by\.task, l",
+        ),
+        ("review.text.x", "label.name", r"no column review\.text\.x\. Found"),
+        ("review", "label.name", r"no column review\. Found columns: review\.text"),
+        (
+            "review.text",
+            None,
+            r'must be a text or a number; found \{"name": "bad"\}. A column .* with a dot: label\.name',
+        ),
+    ],
+)
+def test_a_dotted_name_that_leads_to_no_cell_is_told_those_that_are_there(tmp_path, text, label, said):
+    with pytest.raises(DataError, match=said):
+        read(tmp_path, NESTED, text=text, label=label)

@@ -322,6 +322,17 @@ def test_all_rows_that_cannot_be_used_are_named_at_once_or_left_out_and_said(tmp
     assert data.split.endswith("; left out of rows.jsonl: 5 that cannot be used")
 
 
+def test_what_is_said_of_a_single_row_is_in_the_singular(tmp_path):
+    rows = "".join(f"text {i},{'xy'[i % 2]}\n" for i in range(9))
+    (path := tmp_path / "rows.csv").write_text(f"text,label\n{rows},x\nhi,\n")
+    with (
+        pytest.warns(UserWarning, match="rows.csv: 1 row is left out"),
+        pytest.warns(UserWarning, match="1 of 10 rows has no text"),
+    ):
+        split = load_data(path, skip_bad=True).split
+    assert "eval: 1 row held out of rows.csv" in split
+
+
 def test_many_problems_are_counted_and_a_file_of_nothing_else_is_refused_all_the_same(tmp_path):
     good = [json.dumps({"sentence1": f"text {i}", "label": "xy"[i % 2]}) for i in range(30)]
     (path := tmp_path / "rows.jsonl").write_text("\n".join([*good, *['{"sentence1": "a", "label": null}'] * 50]))

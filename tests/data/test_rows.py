@@ -106,7 +106,7 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
         ("a.csv", "review,planet\na,5\n", "a.csv:2: no column label. Found columns: review, planet. Expected"),
         (
             "a.csv",
-            "text,score\na,85%\n",
+            "text,score\na,\nb,85%\nc,90%\n",
             '--label-column NAME; score holds "85%", which is no number: write numbers',
         ),
         ("a.csv", "text;score\na;0,5\n", 'score holds "0,5", which is no number: write a point for its comma'),
@@ -136,7 +136,7 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
         ("a.jsonl", '{"sentence1": "a", "label": null}', "a.jsonl:1: the label must be a text or a number; found null"),
         ("a.jsonl", '{"sentence1": "a", "label": "\\ud800"}', "a.jsonl:1: the label is empty or not valid"),
         ("a.csv", "sentence1,label\na, \n", "a.csv:2: the label is empty"),
-        ("a.csv", "sentence1,label\na,x\nb\n", "a.csv:3: 1 cells, but 2 columns"),
+        ("a.csv", "sentence1,label\na,x\nb\n", "a.csv:3: 1 cell, but 2 columns"),
         ("a.csv", 'sentence1,label\na,x\n"b,x\n', "a.csv:3: not a table"),
         ("a.jsonl", b'{"sentence1": "a", "label": "x"}\n{"sentence1": "\xe9", "label": "x"}', "a.jsonl:2: not UTF-8"),
         (

@@ -80,6 +80,17 @@ def test_one_text_has_one_answer_and_a_list_of_it_the_same(runtime):
     assert runtime.predict_all(["mood"], "") == {"mood": runtime.predict("mood", "")}
 
 
+def test_a_rows_columns_may_have_the_names_that_a_files_rows_have(runtime):
+    (known,) = runtime.predict("mood", ["w5 w6"])
+    for row in ({"sentence1": "w5 w6"}, {"text": "w5 w6", "id": 3}, {"Review": "w5 w6"}):
+        assert runtime.predict("mood", [row])[0].scores == known.scores
+    (pair,) = runtime.predict("pair", [("w5", "w6")])
+    assert runtime.predict("pair", [{"premise": "w5", "hypothesis": "w6"}])[0].scores == pair.scores
+    said = "row 0: no column sentence1; text, review may each be the text. Found columns: text, review. Call the text"
+    with pytest.raises(DataError, match=said):
+        runtime.predict("mood", [{"text": "w5", "review": "w6"}])
+
+
 @pytest.mark.parametrize(
     "texts", [[5], ["w7", None], 5, [("w7", 5)], [("w7", "w8", "w9")], [b"w7"], {"text": 1}.values()]
 )

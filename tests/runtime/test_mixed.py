@@ -246,5 +246,5 @@ def test_by_choice_only_the_rows_of_an_unknown_or_damaged_task_fail(several, tmp
 def test_no_rows_give_no_answers_and_each_text_needs_a_task(several):
     with Runtime(several, threads=1) as runtime:
         assert runtime.predict_mixed([], []) == []
-        with pytest.raises(UsageError, match="2 tasks for 1 texts"):
+        with pytest.raises(UsageError, match="2 tasks for 1 text"):
             runtime.predict_mixed(["lora-1", "lora-2"], TEXTS[:1])

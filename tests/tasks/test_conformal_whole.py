@@ -171,7 +171,9 @@ def test_tuning_chooses_again_and_keeps_or_changes_the_promise(made: Path, tmp_p
     bundle = Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
     data, before = write(tmp_path / "more.jsonl", 200, 9), Bundle(bundle).entry("words").chosen
     few = ("tune", bundle, "--task", "words", "--data", write(tmp_path / "few.jsonl", 40, 2))
-    assert "--coverage 0.9 needs at least 9 evaluation rows; there are 4" in refused(UsageError, *few)
+    told = "the task promises a coverage of 0.9, which tuning has to keep: --coverage 0.9 needs at least 9 evaluation"
+    assert told in refused(UsageError, *few)
+    assert refused(UsageError, *few, "--coverage", 0.8, "--eval", 0.05).startswith("--coverage 0.8 needs at least 4")
     asked = ("tune", bundle, "--task", "words", "--data", data, "--lr", "1e-2", "--json")
     found = shown(*asked, "--steps", 40, "--seed", 1)
     assert found["replaced"]

@@ -245,7 +245,7 @@ def test_text_that_is_no_unicode_is_answered(tmp_path):
 
 GOOD = {"words": ["Ada", "in", "Rome"], "tags": ["B-PER", "O", "B-LOC"]}
 WRONG = [
-    ({"words": ["Ada", "in"], "tags": ["O"]}, "1 tags for 2 words"),
+    ({"words": ["Ada", "in"], "tags": ["O"]}, "1 tag for 2 words"),
     ({"words": ["Ada", "in"], "tags": []}, "0 tags for 2 words"),
     ({"words": [], "tags": []}, "no word to tag"),
     ({"words": ["Ada", " "], "tags": ["O", "O"]}, "a word is empty or blank"),
@@ -323,7 +323,7 @@ def test_forms_of_rows_say_the_same(tmp_path):
 
 def test_columns_of_conll_that_differ_are_named(tmp_path):
     (tmp_path / "a.conll").write_text("Ada B-PER\nin\n")
-    with pytest.raises(DataError, match=r"a\.conll:2: 1 columns"):
+    with pytest.raises(DataError, match=r"a\.conll:2: 1 column,"):
         list(read_rows(tmp_path / "a.conll", labels=True, label_of=Tokens.label_text))
 
 

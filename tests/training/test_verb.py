@@ -1,12 +1,16 @@
 """`edgepeft train` as it is called: one document on standard output, usage errors before any work, Ctrl-C."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from typer.testing import CliRunner
+from verbs import SURROUNDING
 
 from edgepeft import train
 from edgepeft.bundle.delta import Delta
@@ -131,6 +135,26 @@ def test_ctrl_c_says_how_to_resume_and_the_resumed_run_ends_as_an_uninterrupted_
     assert call("--epochs", "1", "--resume").exit_code == 0
     for name in ("delta.json", "delta.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+STOPPED = """
+import signal
+from edgepeft.__main__ import main
+from edgepeft.data.training_loop import run
+usual = run.rate_factor
+run.rate_factor = lambda step, *rest: (step == 2 and signal.raise_signal(signal.SIGTERM), usual(step, *rest))[1]
+main()
+"""
+
+
+def test_sigterm_leaves_a_checkpoint_and_ends_the_process_as_whoever_sent_it_expects(
+    backbone_folder, data_file, tmp_path
+):
+    asked = ["train", "--backbone", backbone_folder, "--data", data_file, "--task", "mood", "--method", "houlsby"]
+    command = [sys.executable, "-c", STOPPED, *map(str, asked), "--out", str(tmp_path / "out"), "--batch-size", "8"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=os.environ | SURROUNDING, check=False)
+    assert done.returncode == -signal.SIGTERM
+    assert "stopped after step 3 of" in done.stderr and "--resume" in done.stderr
 
 
 def test_trainings_in_threads_take_turns_and_end_as_one_alone(backbone_folder, data_file, tmp_path, monkeypatch):

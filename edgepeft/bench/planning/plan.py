@@ -22,6 +22,7 @@ from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
 from edgepeft.bench.planning.target import BenchedTask, BenchSubject, open_subject, random_subject, torch_installed
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.common.messages import counted
 from edgepeft.device.machine import refuse_bad_wheels
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
@@ -289,7 +290,7 @@ def _lengths(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -
         return full_length(length, request.batch_size or scenario.batch_size), []
     lengths = load_lengths(source, seed=request.seed)
     cut = sum(n > longest for n in lengths.values)
-    note = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{beside}"
+    note = f"{counted(cut, 'text is')} longer than {subject.name} takes, cut to {longest} tokens{beside}"
     return lengths.clamped(longest), [note] if cut else []
 
 

@@ -30,6 +30,8 @@ from edgepeft.options.base import TrainingLoopOptions
 class Interrupted(KeyboardInterrupt):
     """The run was stopped from outside; its checkpoint is written."""
 
+    signal = 0  # that stopped it, if one did
+
 
 @contextmanager
 def resumable() -> Iterator[None]:
@@ -64,7 +66,11 @@ def shown_run(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[
             what = f"{task}: {progress.phase}"
             shown.update(bar, description=what, completed=progress.done, total=progress.total, state=state)
 
-        yield watch, stop
+        try:
+            yield watch, lambda: bool(stop())
+        except Interrupted as stopped:
+            stopped.signal = stop()
+            raise
 
 
 @dataclass(frozen=True)

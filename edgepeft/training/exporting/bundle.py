@@ -285,6 +285,9 @@ def _with_guarantee(folder: Path, card: DeltaCard | None, guarantee: Guarantee) 
     return card.model_copy(update={"chosen": dict(found.chosen)})
 
 
+_WITHOUT = {"temperature": 1.0, "threshold": 0.0, "thresholds": None}  # as answers are where nothing was chosen
+
+
 @dataclass(frozen=True)
 class ExportResult:
     """``folder`` is what was written; ``manifest`` is None where that is another library's."""
@@ -315,6 +318,9 @@ def export(options: ExportOptions) -> ExportResult:
         delta = Delta.load(Path(deltas[0]), source)
         said = importers()[library].write(delta, source, folder, force=options.force)
         messages().print(f"{delta.card.task}: for {said}", markup=False)
+        if lost := [name for name, usual in _WITHOUT.items() if delta.card.chosen.get(name, usual) != usual]:
+            told = f"note: {library} has no place for the task's {' and '.join(lost)} (chosen in its card): logits are"
+            messages().print(f"{told} equal there, probabilities or decisions are not.", markup=False)
         return ExportResult(folder)
     out = options.require_bundle()
     profile = options.profile

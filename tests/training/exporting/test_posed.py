@@ -86,6 +86,9 @@ def test_multirc_and_parts_are_scored_as_superglue_and_glue_do(posed: Path, tmp_
     assert found["score"] == pytest.approx(f1(range(12)))
     for part, start in (("matched", 0), ("mismatched", 1)):
         assert found["parts"][part] == {"score": pytest.approx(f1(range(start, 12, 2))), "rows": 6}
+    for same in ("idx", "idx.paragraph,idx.question"):
+        shown = verb("eval", posed, "--task", "two", "--data", data, "--metric", "f1", "--question", same)
+        assert "exact match 0.750 on 4 questions" in shown
     shown = verb("eval", posed, "--task", "two", "--data", data, "--question", "part", "--by", "part")
     assert "exact match 0.000 on 2 questions" in shown and "  matched: 0.833 on 6 rows" in shown
     refused = CliRunner().invoke(app, ["eval", str(posed), "--task", "two", "--data", str(data), "--by", "genre"])

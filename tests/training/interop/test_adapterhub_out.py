@@ -149,6 +149,7 @@ def test_the_verb_writes_a_folder_and_says_how_it_is_loaded(tiny, tmp_path):
     arguments = ("export", "--backbone", folder, "--delta", delta, "--to-adapterhub", tmp_path / "out")
     done = edgepeft(*arguments)
     assert done.returncode == 0 and "use_safetensors=True) of a BertAdapterModel" in done.stderr
+    assert "note:" not in done.stderr
     found = {path.name for path in (tmp_path / "out").iterdir()}
     assert found == {*CONFIGS, "adapter.safetensors", "model_head.safetensors"}
     assert edgepeft(*arguments).returncode == 2  # it exists
@@ -158,3 +159,14 @@ def test_the_verb_writes_a_folder_and_says_how_it_is_loaded(tiny, tmp_path):
         again.returncode == 0
         and (tmp_path / "again/delta.safetensors").read_bytes() == (delta / "delta.safetensors").read_bytes()
     )
+
+
+@pytest.mark.parametrize(("option", "library"), [("--to-adapterhub", "AdapterHub"), ("--to-peft", "PEFT")])
+def test_a_temperature_that_stays_behind_is_said(tiny, tmp_path, option, library):
+    folder = tiny("bert")
+    delta = random_delta(open_backbone(str(folder)), "lora", "mood", ("a", "b"))
+    delta.card = delta.card.model_copy(update={"chosen": {"temperature": 1.4}})
+    written = saved(delta, tmp_path / "delta")
+    done = edgepeft("export", "--backbone", folder, "--delta", written, option, tmp_path / "out")
+    assert done.returncode == 0
+    assert f"note: {library} has no place for the task's temperature (chosen in its card)" in done.stderr
