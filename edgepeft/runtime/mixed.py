@@ -19,7 +19,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import Architecture, Pooling, Role
+from edgepeft.backbones.base import Architecture, Role
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.cut import above, below, untouched_values

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import MAX_LENGTH
 from edgepeft.common.errors import UsageError
