@@ -30,7 +30,7 @@ from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.machine import host_facts
 from edgepeft.device.profiles import load_profile
-from edgepeft.tasks._facts import CLOSE
+from edgepeft.tasks._losses import CLOSE
 
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone; a suite that needs another has an ARCHITECTURE
 _ROUNDS, _MAX_SECONDS = 30, 600.0

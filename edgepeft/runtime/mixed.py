@@ -51,7 +51,7 @@ from edgepeft.runtime.session_pool import (
     ort_value,
     structure_and_values,
 )
-from edgepeft.tasks.base import Prediction
+from edgepeft.tasks._answers import Prediction
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime

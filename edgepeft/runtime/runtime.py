@@ -44,7 +44,8 @@ from edgepeft.runtime.prediction import (
 )
 from edgepeft.runtime.session import opening, run_session
 from edgepeft.runtime.session_pool import LOWER_LAYERS, SessionPool, TaskSession
-from edgepeft.tasks.base import Answer, Prediction, TaskType
+from edgepeft.tasks._answers import Answer, Prediction
+from edgepeft.tasks.base import TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder

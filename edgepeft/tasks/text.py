@@ -1,6 +1,6 @@
 """Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
 
-The head stands in ``heads.untrained``, training in ``training.text_engine``, writing in ``runtime.generation``, the
+The head stands in ``heads.text``, training in ``training.text_engine``, writing in ``runtime.generation``, the
 check in ``deploy.verify``.
 
 Metrics are higher the better, 1 at best; a row counts by the best of its references.  exact_match and f1 are SQuAD's
@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
+from edgepeft.tasks.base import TaskType
 
 References = Sequence[Sequence[str]]  # of each row, one or more
 
