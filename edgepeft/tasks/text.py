@@ -35,7 +35,7 @@ References = Sequence[Sequence[str]]  # of each row, one or more
 
 
 @dataclass(frozen=True)
-class Text(TaskType):
+class TextGeneration(TaskType):
     """loss = mean over the tokens of -log softmax(logits)[token]; targets are tokens [B, T], NO_TARGET past their ends.
 
     To be scored, targets are the references of each row, and outputs are texts.
@@ -148,12 +148,14 @@ def _squad_words(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def _rows(score: Callable[[str, str], float], _: Text, references: References, answers: Sequence[str]) -> list[float]:
+def _rows(
+    score: Callable[[str, str], float], _: TextGeneration, references: References, answers: Sequence[str]
+) -> list[float]:
     """Score each row by its best reference."""
     return [max(score(answer, known) for known in of_row) for answer, of_row in zip(answers, references, strict=True)]
 
 
-def _corpus(name: str, _: Text, references: References, answers: Sequence[str]) -> float:
+def _corpus(name: str, _: TextGeneration, references: References, answers: Sequence[str]) -> float:
     with requiring("train", f"the metric {name}"):
         import sacrebleu
     most = max(map(len, references))
@@ -171,7 +173,7 @@ _OF_ROWS: Mapping[str, Callable[[str, str], float]] = {
 """Name -> score of an answer and a reference; that of a part is the mean over rows."""
 
 _BEST = "mean over rows, each by its best reference"
-Text.metrics = {
+TextGeneration.metrics = {
     **{name: Metric(partial(_rows, score), _BEST, mean) for name, score in _OF_ROWS.items()},
     "bleu": Metric(partial(_corpus, "bleu"), "over all words of all rows", resampled=False),
     "chrf": Metric(partial(_corpus, "chrf"), "over all characters of all rows", resampled=False),
