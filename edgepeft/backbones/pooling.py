@@ -155,19 +155,19 @@ Pooling.LABELS, Pooling.TOKENS = _Labels(), _Tokens()
 EMBEDDINGS = (Pooling.FIRST, Pooling.MEAN)  # every backbone's graph has these
 
 
-class Reading(NamedTuple):
+class HeadInput(NamedTuple):
     """What a card's ``head_reads`` means."""
 
     pooling: Pooling
     skips_prompt: bool = False  # it leaves the tokens of a prompt in front out
 
 
-READS: dict[HeadReads, Reading] = {
-    "first_token": Reading(Pooling.FIRST, skips_prompt=True),
-    "first_position": Reading(Pooling.FIRST),
-    "mean": Reading(Pooling.MEAN, skips_prompt=True),
-    "last_token": Reading(Pooling.LAST),
-    "labels": Reading(Pooling.LABELS),
-    "text": Reading(Pooling.LABELS),  # of every word, at each token of the target
-    "tokens": Reading(Pooling.TOKENS, skips_prompt=True),
+READS: dict[HeadReads, HeadInput] = {
+    "first_token": HeadInput(Pooling.FIRST, skips_prompt=True),
+    "first_position": HeadInput(Pooling.FIRST),
+    "mean": HeadInput(Pooling.MEAN, skips_prompt=True),
+    "last_token": HeadInput(Pooling.LAST),
+    "labels": HeadInput(Pooling.LABELS),
+    "text": HeadInput(Pooling.LABELS),  # of every word, at each token of the target
+    "tokens": HeadInput(Pooling.TOKENS, skips_prompt=True),
 }
