@@ -191,7 +191,7 @@ def task_data(
     left = tuple(train)
     left, tested = hold_out(left, test, "test", len(train), known)
     left, chosen = hold_out(left, eval, "eval", len(train), known)
-    kept = Split(left, f"{len(left)} rows of {file_name(train)}")
+    kept = Part(left, f"{len(left)} rows of {file_name(train)}")
     if (n := few_shot) is not None:
         strata = known.strata(left)
         least = known.n_outputs if known.one_label else len(set(strata))
@@ -200,7 +200,7 @@ def task_data(
         if n > len(left):
             raise UsageError(f"--few-shot {n} is more than the {len(left)} rows of {left[0].file} that can train.")
         taken, _ = split_rows(left, n, f"few-shot {seed}", strata=strata, least=1)
-        kept = Split(taken, f"{n} of {len(left)} rows of {file_name(left)} (stratified, seed {seed})")
+        kept = Part(taken, f"{n} of {len(left)} rows of {file_name(left)} (stratified, seed {seed})")
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
     split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
     split += _overlap({name: source.rows for name, source in sources.items()}, note=few_shot is None)
@@ -210,7 +210,7 @@ def task_data(
 HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
 
 
-class Split(NamedTuple):
+class Part(NamedTuple):
     """Rows, and where they are from."""
 
     rows: tuple[Row, ...]
@@ -219,10 +219,10 @@ class Split(NamedTuple):
 
 def hold_out(
     rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: TaskType
-) -> tuple[tuple[Row, ...], Split]:
+) -> tuple[tuple[Row, ...], Part]:
     """Return what is left to train on, and the part called ``name``: as given, or the asked share of all rows."""
     if given is not None and not isinstance(given, float):
-        return rows, Split(tuple(given), f"{len(given)} rows of {file_name(given)}")
+        return rows, Part(tuple(given), f"{len(given)} rows of {file_name(given)}")
     if given is not None and not 0 < given < 1:
         raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
     n = max(1, round((given or HELD_OUT) * n_all))
@@ -238,7 +238,7 @@ def hold_out(
             f"{rows[0].file} has {n_all} rows, and none can be held out for {name}: {lack}. "
             "Give files for --eval and --test, or more rows."
         )
-    return left, Split(taken, f"{len(taken)} rows held out of {file_name(rows)}")
+    return left, Part(taken, f"{len(taken)} rows held out of {file_name(rows)}")
 
 
 def file_name(rows: Sequence[Row]) -> str:
