@@ -16,12 +16,12 @@ from bench import figures, methods
 from bench.pictures import fleet_picture, floors_picture
 from bench.suites._result import SuiteResult
 from edgepeft.bench.report.tables import QuickstartSummary
-from edgepeft.bench.result.parts import Part
+from edgepeft.bench.result.parts import DocumentPart
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.common.atomic import write_atomically
 from edgepeft.fleet.repository import DAYS
 
-_DOCUMENTS: dict[str, type[Part]] = {
+_DOCUMENTS: dict[str, type[DocumentPart]] = {
     "edgepeft.bench-1": BenchResult,
     "edgepeft.quickstart-1": QuickstartSummary,
     "edgepeft.suite-1": SuiteResult,
@@ -39,7 +39,7 @@ def generated_files(root: Path) -> dict[Path, str]:
     return {**tables, **schemas, **pictures}
 
 
-def _json_schema(document: type[Part]) -> str:
+def _json_schema(document: type[DocumentPart]) -> str:
     schema = document.model_json_schema(by_alias=True)
     schema["required"] = ["schema", *schema["required"]]
     return json.dumps({"$schema": _DRAFT, **schema}, indent=2, ensure_ascii=False) + "\n"

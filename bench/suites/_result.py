@@ -24,13 +24,13 @@ from bench.suites._suite_run import SuiteRun
 from edgepeft.bench.measuring.emulation import setting_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.result.conditions import profile_of
-from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
+from edgepeft.bench.result.parts import DocumentPart, HostRecord, Positive, ProfileRecord
 from edgepeft.bench.result.statistics import Ratio, interval_of, paired_ratio, percentile, ratio_of_totals
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.machine import host_facts
 from edgepeft.device.profiles import load_profile
-from edgepeft.tasks._facts import CLOSE
+from edgepeft.tasks._losses import CLOSE
 
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone; a suite that needs another has an ARCHITECTURE
 _ROUNDS, _MAX_SECONDS = 30, 600.0
@@ -198,14 +198,14 @@ class SuiteHost(HostRecord):
     gemm_samples_gflops: tuple[Positive, ...] = ()
 
 
-class SuiteModel(Part):
+class SuiteModel(DocumentPart):
     """The architecture that was measured: with random weights, or those of a folder."""
 
     name: str
     random_weights: bool = True
 
 
-class SuiteResult(Part):
+class SuiteResult(DocumentPart):
     """The whole document, schema ``edgepeft.suite/1``; ``rounds``: the most of a comparison; ``peers``: the versions
     of each peer's packages."""
 

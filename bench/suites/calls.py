@@ -35,7 +35,7 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session_pool import SessionPool
-from edgepeft.tasks.base import Prediction
+from edgepeft.tasks._answers import Prediction
 
 TITLE = "A call beside the session alone"
 ARCHITECTURE = "all-MiniLM-L6-v2"

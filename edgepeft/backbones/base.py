@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import Sizes
+from edgepeft.backbones.pooling import EMBEDDINGS, Pooling
 from edgepeft.common.errors import BundleError, UnknownName, UsageError, look_up
 from edgepeft.common.registry import modules_of
 
@@ -98,28 +99,6 @@ PACKED_INDICES = {
 }
 
 
-class Pooling(StrEnum):
-    """How a sentence head reads the tokens' last hidden states, or what a decoder makes of them for its labels."""
-
-    FIRST = "first"
-    MEAN = "mean"
-    LAST = "last"
-    LABELS = "labels"
-    TOKENS = "tokens"  # not at all: each token's own state
-
-    @property
-    def site(self) -> str:
-        """The pooled site of that kind; no site has the one of tokens, which are the last layer's."""
-        return f"pooled.{self.value}"
-
-    @property
-    def embedding(self) -> str:
-        """The pooled site, of a kind that makes one vector of a text."""
-        if self not in (Pooling.FIRST, Pooling.MEAN):
-            raise UsageError(f"an embedding is pooled as first or mean; {self.value} are what a task's head reads.")
-        return self.site
-
-
 @dataclass(frozen=True)
 class Site:
     """A named value of the backbone where a delta may attach."""
@@ -146,6 +125,11 @@ class Site:
     value: str = ""
     input: str = ""
     added: str = ""
+
+
+def pooled_sites(width: int, poolings: Sequence[Pooling] = EMBEDDINGS) -> Iterator[Site]:
+    """The sites of these poolings, of hidden states of that width."""
+    return (Site(pooling.site, Role(pooling.site), None, width, width) for pooling in poolings)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edgepeft.backbones.base import LEARNT, Architecture, Attention, Family, Role, Site
+from edgepeft.backbones.base import LEARNT, Architecture, Attention, Family, Role, Site, pooled_sites
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known, rope_of
 from edgepeft.backbones.emit import Emitter
@@ -196,7 +196,7 @@ class ModelLayout:
             yield from self._layer_sites(sizes, layers, i)
         if norm := self.last_norm:
             yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, norm, norm)
-        yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+        yield from pooled_sites(d)
 
     def _layer_sites(self, sizes: EncoderSizes, layers: Sequence[str], i: int) -> Iterator[Site]:
         d, f, layer, name = sizes.hidden_size, sizes.intermediate_size, layers[i], f"layer.{i}."

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from edgepeft.backbones.base import Pooling, Site
+from edgepeft.backbones.base import Site
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES, Trie
 from edgepeft.common.errors import BundleError
@@ -123,21 +123,6 @@ def _remember(model: nn.Module, path: str, seen: dict[str, Any], name: str) -> R
         seen[name] = (*args, *kwargs.values())[0]  # transformers 4 and 5 pass the same one by position or by name
 
     return model.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
-
-
-def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """[batch, length, d] -> [batch, d]: the first or last real token, or the real ones' mean; tokens as they are."""
-    if pooling is Pooling.TOKENS:
-        return hidden
-    if pooling in (Pooling.FIRST, Pooling.LAST):
-        places = torch.arange(mask.shape[1], device=mask.device)
-        order = places + 1 if pooling is Pooling.LAST else places.flip(0) + 1
-        token = ((mask != 0) * order).argmax(dim=1)
-        return hidden[torch.arange(hidden.shape[0], device=hidden.device), token]
-    if pooling not in (Pooling.MEAN, Pooling.LABELS):  # a linear head beside one that scores labels reads the mean
-        raise ValueError(f"hidden states have no pooling {pooling.value!r}")
-    weights = mask.to(hidden.dtype).unsqueeze(-1)
-    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def causal_states(model: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:

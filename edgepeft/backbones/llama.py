@@ -32,13 +32,14 @@ from edgepeft.backbones.base import (
     Decoder,
     Family,
     PackedIndex,
-    Pooling,
     Role,
     Site,
+    pooled_sites,
 )
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import GLOBAL, LOCAL, Sizes, checked, layer_types, read_sizes, require_known
 from edgepeft.backbones.packing import Packing, frequencies, rotation
+from edgepeft.backbones.pooling import EMBEDDINGS, Pooling
 from edgepeft.common.errors import UsageError
 
 _WORDS = "model.embed_tokens.weight"
@@ -161,8 +162,7 @@ class Layout:
             yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), input=name + Role.FFN_ACTIVATION, **around)
             yield at(Role.LAYER_OUTPUT, "", (d, d))
         yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")
-        pooled = (Role.POOLED_FIRST, Role.POOLED_MEAN, Role.POOLED_LAST)
-        yield from (Site(role.value, role, None, d, d) for role in pooled)
+        yield from pooled_sites(d, (*EMBEDDINGS, Pooling.LAST))
         yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
 
 
@@ -200,7 +200,7 @@ class _Builder(text.TextBuilder):
 
     def model(self) -> onnx.ModelProto:
         hidden, d = self._read("input_ids", "attention_mask", self._attend_at_once), self.arch.hidden_size
-        last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
+        last = Pooling.LAST.emit(self.packing, hidden)
         return self.emit.model(self.emit.rows(), self.packing.outputs(hidden, d, last))
 
     def teaching(self) -> onnx.ModelProto:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgepeft.backbones.base import Architecture, Attention, Pooling
+from edgepeft.backbones.base import Architecture, Attention
 from edgepeft.backbones.config import GLOBAL, LOCAL, checked, layer_types, require_known, require_switches, rope_of
 from edgepeft.backbones.encoder import Encoder, ModelLayout
+from edgepeft.backbones.pooling import Pooling
 
 _LAYOUT = ModelLayout(
     prefix="model.",

@@ -38,6 +38,7 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import PACKED_INDICES, Attention, PackedIndex, Role
 from edgepeft.backbones.config import rope_of
 from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.pooling import EMBEDDINGS
 from edgepeft.common.errors import UsageError
 
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
@@ -159,16 +160,12 @@ class Packing:
     def outputs(self, hidden: str, width: int, *further: str) -> list[onnx.ValueInfoProto]:
         """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""
         op, ints = self.emit.op, self.emit.ints
-        op("Gather", hidden, self.starts, output="pooled.first")  # (B, d)
-        rows = op("Unsqueeze", op("Range", self.zero, self.batch, self.one), ints(1))  # (B, 1)
-        members = op("Cast", op("Equal", self.row, rows), to=TensorProto.FLOAT)  # (B, T)
-        counts = op("Unsqueeze", op("Cast", self.counts, to=TensorProto.FLOAT), ints(1))
-        op("Div", op("MatMul", members, hidden), counts, output="pooled.mean")  # (B, d)
+        pooled = [pooling.emit(self, hidden) for pooling in EMBEDDINGS]
         real = op("Unsqueeze", op("Cast", self.real, to=TensorProto.FLOAT), ints(2))  # (B, S, 1)
         padded = op("Gather", hidden, op("Reshape", self.place, self.shape))  # (B, S, d)
         op("Mul", padded, real, output="last_hidden_state")  # zero where there is no token
         shapes: dict[str, tuple[str | int, ...]] = {"last_hidden_state": ("batch", "sequence", width)}
-        shapes |= dict.fromkeys(("pooled.first", "pooled.mean", *further), ("batch", width))
+        shapes |= dict.fromkeys((*pooled, *further), ("batch", width))
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
 
 

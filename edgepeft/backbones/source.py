@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgepeft.backbones.base import Architecture, Pooling, family_of
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.gguf_file import folder_of_gguf
+from edgepeft.backbones.pooling import EMBEDDINGS, Pooling
 from edgepeft.backbones.sentence_files import warn_of_what_is_not_read
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.backbones.trie import Trie, trie_of
@@ -52,7 +53,7 @@ class Backbone:
 
     @cached_property
     def pooling(self) -> Pooling:
-        """Mean where a sentence-transformers folder says so, else what the model's own config says."""
+        """What a sentence-transformers folder says, if it is one, else what the model's own config says."""
         path = self.folder / "1_Pooling" / "config.json"
         if not path.is_file():
             return self.architecture.pooling
@@ -61,14 +62,15 @@ class Backbone:
         if (given := config.get("pooling_mode")) is not None:
             modes = {given} if isinstance(given, str) else {str(mode) for mode in given}
         else:  # before version 6 of sentence-transformers there is a switch for each
-            start, known = "pooling_mode_", {"mean_tokens": "mean", "cls_token": "cls"}
+            start, known = "pooling_mode_", {pooling.switch: pooling.mode for pooling in EMBEDDINGS}
             on = (name.removeprefix(start) for name in config if name.startswith(start) and config[name] is True)
             modes = {known.get(name, name) for name in on}
-        chosen = Pooling.MEAN if "mean" in modes else self.architecture.pooling
-        if not modes <= {"mean", "cls"} or len(modes) > 1:
+        by_mode = {pooling.mode: pooling for pooling in reversed(EMBEDDINGS)}
+        chosen = next((by_mode[mode] for mode in by_mode if mode in modes), self.architecture.pooling)
+        if not modes <= {*by_mode} or len(modes) > 1:
             warnings.warn(
-                f"{path} pools by {' and '.join(sorted(modes))}; here texts are pooled as {chosen}, for mean or cls "
-                "alone is known.",
+                f"{path} pools by {' and '.join(sorted(modes))}; here texts are pooled as {chosen}, for "
+                f"{' or '.join(by_mode)} alone is known.",
                 stacklevel=2,
             )
         return chosen

@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.backbones import text
-from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Family, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Family, Role, Site, pooled_sites
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import Sizes, read_sizes, require_known
 from edgepeft.backbones.packing import Packing, distance_bias
@@ -108,7 +108,7 @@ class _Sizes(Sizes):
             yield from (site for i in range(count) for site in self._layer_sites(stack, i, parts))
             norm = f"{stack}.final_layer_norm"
             yield Site(f"{stack}.{Role.STACK_OUTPUT}", Role.STACK_OUTPUT, None, d, d, norm, norm)
-        yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+        yield from pooled_sites(d)
         yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, self.vocab_size, reads="lm_head")
 
     def _layer_sites(self, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:

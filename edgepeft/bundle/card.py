@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from edgepeft.backbones.pooling import READS
 from edgepeft.bundle.manifest import TaskCard, TaskEntry
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import mistakes_text
@@ -52,7 +53,7 @@ class DeltaCard(TaskCard):
     @property
     def skipped_tokens(self) -> int:
         """Tokens at a row's start that the head leaves out."""
-        return self.prompt_length if self.head_reads in ("first_token", "mean", "tokens") else 0
+        return self.prompt_length if READS[self.head_reads].skips_prompt else 0
 
 
 def read_card(folder: Path) -> DeltaCard:

@@ -25,11 +25,11 @@ from torch.nn import functional
 from edgepeft.backbones import hooks
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.checkpoint import check_header
+from edgepeft.backbones.pooling import READS, HeadReads
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
-from edgepeft.bundle.manifest import READS, HeadReads
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.heads.base import Head, head_named
@@ -167,7 +167,7 @@ class Delta(nn.Module):
                     hidden = hooks.causal_states(model, overrides, inputs)
                 else:
                     hidden = run(**inputs).last_hidden_state
-                pooled = hooks.pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
+                pooled = self.card.pooling.of_states(hidden, functional.pad(mask[:, skip:], (skip, 0)))
                 pooled = pooled[:, skip:] if self.head.per_token else pooled
         if (module := self.site_modules.get(self.card.pooling.site)) is None:
             return pooled
@@ -327,7 +327,7 @@ def _reads(head: type[Head], backbone: Backbone) -> HeadReads:
         return "text" if head.writes or backbone.architecture.decoder_only else "labels"
     if head.per_token:
         return "tokens"
-    return next(name for name, pooling in READS.items() if pooling is backbone.pooling)
+    return next(name for name, read in READS.items() if read.pooling is backbone.pooling)
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
+from edgepeft.backbones.pooling import READS, HeadReads, Pooling
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UsageError, look_up
 from edgepeft.common.messages import markdown_cell, mistakes_text
@@ -42,18 +42,6 @@ _OF_WEIGHTS = 8
 WeightsDtype = Literal["fp32", "int8", "int4"]
 DeltaDtype = Literal["fp32", "fp16"]
 CheckReference = Literal["pytorch", "training graph"]
-# What a head reads.  Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave
-# prompts out.
-HeadReads = Literal["first_token", "first_position", "last_token", "mean", "labels", "text", "tokens"]
-READS: dict[HeadReads, Pooling] = {
-    "first_token": Pooling.FIRST,
-    "first_position": Pooling.FIRST,
-    "mean": Pooling.MEAN,
-    "last_token": Pooling.LAST,
-    "labels": Pooling.LABELS,
-    "text": Pooling.LABELS,  # of every word, at each token of the target
-    "tokens": Pooling.TOKENS,
-}
 FileHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -177,7 +165,7 @@ class TaskCard(_Model):
     @property
     def pooling(self) -> Pooling:
         """The pooled value that the head reads."""
-        return READS[self.head_reads]
+        return READS[self.head_reads].pooling
 
     @property
     def writes(self) -> bool:

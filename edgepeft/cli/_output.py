@@ -20,12 +20,12 @@ from edgepeft.common.messages import printable
 from edgepeft.common.progress import PrintableConsole
 
 if TYPE_CHECKING:
-    from edgepeft.bench.result.parts import Part
+    from edgepeft.bench.result.parts import DocumentPart
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
 _STDOUT = "-"
-_Result = TypeVar("_Result", bound="Part")
+_Result = TypeVar("_Result", bound="DocumentPart")
 
 
 class _Table(Table):

@@ -22,7 +22,7 @@ from edgepeft.options.verbs import BenchOptions
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.device.profiles import Profile
-    from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
+    from edgepeft.sweep.choice import Budget, Candidate, Seconds, Selection
     from edgepeft.sweep.folder import Sweep
     from edgepeft.sweep.table import Arm
 
@@ -183,7 +183,7 @@ def _measured(options: ChooseOptions, variant: str, bundle: Bundle) -> dict[str,
 
 def _small_sweep(options: ChooseOptions) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
-    from edgepeft.sweep.local import Job
+    from edgepeft.sweep.local import CellRun
     from edgepeft.sweep.plan import Plan
     from edgepeft.sweep.run import run_sweep, sweep_of
 
@@ -207,13 +207,15 @@ def _small_sweep(options: ChooseOptions) -> Sweep:
                 raise Over
 
         try:
-            run_sweep(sweep, executor, Job(sweep, sweep.cells[0]), watch=watch)
+            run_sweep(sweep, executor, CellRun(sweep, sweep.cells[0]), watch=watch)
         except Over:
             say(f"note: the time allowed {sweep.n_over()} of {len(sweep.cells)} methods; the same command goes on.")
     return sweep
 
 
-def _show(found: Sequence[Candidate], choice: Choice, budget: Budget, device: Profile, options: ChooseOptions) -> None:
+def _show(
+    found: Sequence[Candidate], choice: Selection, budget: Budget, device: Profile, options: ChooseOptions
+) -> None:
     """The methods by score, and why one is chosen."""
     tasks, chosen, best = options.tasks, choice.chosen, choice.best
     numbers = ("score, %", "texts/min", "interval", "memory, MB", f"{tasks} tasks, kB" if tasks > 1 else "task, kB")
@@ -243,7 +245,7 @@ def _show(found: Sequence[Candidate], choice: Choice, budget: Budget, device: Pr
     )
 
 
-def _export(sweep: Sweep, choice: Choice) -> str:
+def _export(sweep: Sweep, choice: Selection) -> str:
     """The command that exports the chosen method's run of each data set, of its seeds the best by evaluation rows."""
     from edgepeft.bundle.card import TENSORS_FILE
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from edgepeft.backbones.base import Architecture, Pooling, family_of
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import architecture_names, config_of, read_config
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.cli._output import print_json, show_table
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.options.base import SETTINGS_HELP, settings_of

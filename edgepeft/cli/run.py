@@ -32,7 +32,7 @@ from edgepeft.data.columns import STDIN, Columns, column_names
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
-from edgepeft.tasks.base import VectorPrediction
+from edgepeft.tasks._answers import VectorPrediction
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding

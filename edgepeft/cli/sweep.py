@@ -36,7 +36,7 @@ def command(
     asked = read_plan(options.plan)
     say(f"{options.plan}: {asked.description}; backbones, rows and what is done are looked at first")
     with requiring("train", "a sweep"):  # which takes seconds
-        from edgepeft.sweep.local import Job
+        from edgepeft.sweep.local import CellRun
         from edgepeft.sweep.run import fold, require_halvable, run_sweep, sweep_of
 
     with bars() as shown:
@@ -61,7 +61,7 @@ def command(
                 held.callback(cluster.close)
                 executor, at_once = cluster.run, max(1, cluster.cores() // options.threads)
             tell = held.enter_context(showing_runs(sweep, at_once))
-            like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
+            like = CellRun(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
         say(f"stopped with {sweep.n_over()} of {len(sweep.cells)} runs over; {_REST}.")

@@ -68,7 +68,7 @@ class UnreadableRow(DataError):
     """A row lacks a column that a pattern reads, or has something else than a text there."""
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     """A text and the field after it; the last one may have none."""
 
     literal: str
@@ -81,7 +81,7 @@ class Pattern:
     """A parsed pattern; equal texts are equal patterns."""
 
     text: str
-    parts: tuple[_Part, ...]
+    parts: tuple[_Piece, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Pattern:
             text += "" if name is None else f"{{{columns.get(name, name)}{cleaning and f':{cleaning}'}}}"
         return pattern(text)
 
-    def _value(self, part: _Part, row: Mapping[str, Any], where: str) -> str:
+    def _value(self, part: _Piece, row: Mapping[str, Any], where: str) -> str:
         if part.field is None:
             return ""
         if part.field not in row:
@@ -138,7 +138,7 @@ def pattern(text: str) -> Pattern:
         raise UsageError(
             f"{text!r} has no readable fields ({error}); a field is {{column}}, a brace is {{{{."
         ) from None
-    parts = tuple(_Part(literal, field, cleaning or "") for literal, field, cleaning, _ in found)
+    parts = tuple(_Piece(literal, field, cleaning or "") for literal, field, cleaning, _ in found)
     if any(field == "" or conversion for _, field, _, conversion in found):
         raise UsageError(f"{text!r} has a field without a name, or one with a !; a field is {{column}}.")
     for part in parts:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgepeft.backbones import emit
-from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.pooling import EMBEDDINGS
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry, Verification
 from edgepeft.common.atomic import new_folder, write_json
@@ -79,8 +79,7 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     model = form.graph(bundle, task)
     if entry.task_kind.gives_vectors:  # sentence-transformers' note on how a text's is made of its tokens'
         (folder / "1_Pooling").mkdir()
-        mean = entry.pooling.embedding == Pooling.MEAN.site
-        pooling = {"pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
+        pooling = {f"pooling_mode_{each.switch}": each is entry.pooling for each in EMBEDDINGS}
         size = {"word_embedding_dimension": bundle.architecture.hidden_size}
         write_json(folder / "1_Pooling" / "config.json", {**size, **pooling})
     session = _opened(_stored(bundle, model, folder))
@@ -178,7 +177,7 @@ class _States(_Form):
     def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
         """Pooled, and of length 1."""
         states, real = outputs[STATES], (rows["attention_mask"] != 0)[..., None].astype(np.float32)
-        pooled = (states * real).sum(1) / real.sum(1) if entry.pooling is Pooling.MEAN else states[:, 0]
+        pooled = entry.pooling.of_arrays(states, real)
         unit: Values = pooled / np.sqrt((pooled * pooled).sum(1, keepdims=True) + np.float32(1e-24))
         return unit
 

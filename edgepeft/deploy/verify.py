@@ -41,7 +41,7 @@ from edgepeft.device.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
 from edgepeft.runtime.inputs import write_rows
-from edgepeft.tasks._facts import Agreement, same_best
+from edgepeft.tasks._losses import Agreement, same_best
 from edgepeft.tasks.base import TaskType
 
 if TYPE_CHECKING:

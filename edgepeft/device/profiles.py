@@ -29,7 +29,7 @@ _BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _SMALLEST_MEMORY, _LARGEST_MEMORY = 2**20, 2**50  # outside of these the unit was mistaken
 
 
-class _Part(BaseModel):
+class _Table(BaseModel):
     """Frozen; an unknown key is an error, and so are NaN and a number given as text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -46,7 +46,7 @@ class _Part(BaseModel):
         return given
 
 
-class _Sourced(_Part):
+class _Sourced(_Table):
     kind: Literal["measured", "spec", "derived", "unsourced"]
     source: str = ""
     note: str = ""
@@ -115,7 +115,7 @@ class Latency(_Sourced):
     unit: Literal["ms"]
 
 
-class ReferenceEncoder(_Part):
+class ReferenceEncoder(_Table):
     """The whole encoder that calibration runs: which of the latencies it is, and its shapes, batch 1."""
 
     model: str
@@ -192,7 +192,7 @@ class Calibration(_Sourced):
     fallback: bool = False  # runtimes without a row of their own take this one
 
 
-class Profile(_Part):
+class Profile(_Table):
     """A device as data: cores, memory and instruction set, which limits need, and published figures."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")

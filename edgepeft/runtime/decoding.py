@@ -209,7 +209,7 @@ class Written(NamedTuple):
     ended: bool
 
 
-class _Text(NamedTuple):
+class _Hypothesis(NamedTuple):
     tokens: tuple[int, ...]  # the start's too
     score: np.float32  # the sum of its tokens' log-probabilities
     parent: int = 0  # which of the row's texts of the step before it continues
@@ -219,8 +219,8 @@ class _Text(NamedTuple):
 class Row:
     """A row's texts while they are written: open ones, best first, and ended ones; a ``guide`` leads a single one."""
 
-    open: list[_Text]
-    ended: list[tuple[np.float32, _Text]] = field(default_factory=list)
+    open: list[_Hypothesis]
+    ended: list[tuple[np.float32, _Hypothesis]] = field(default_factory=list)
     most: int | None = None  # tokens
     guide: Guide | None = None
     read: tuple[int, ...] = ()  # the prompt's tokens, of which no n-gram may come again either
@@ -230,7 +230,7 @@ class Row:
         cls, token: int, most: int | None = None, guide: Guide | None = None, read: tuple[int, ...] = ()
     ) -> Row:
         """One open text, which is empty."""
-        return cls([_Text((token,), np.float32(0))], most=most, guide=guide, read=read)
+        return cls([_Hypothesis((token,), np.float32(0))], most=most, guide=guide, read=read)
 
     def best(self, end: int) -> Written:
         """The best text that was written."""
@@ -238,7 +238,7 @@ class Row:
         ended = tokens[-1] == end
         return Written(tokens[:-1] if ended else tokens, ended)
 
-    def take(self, candidates: Sequence[_Text], decoding: Decoding, end: int) -> bool:
+    def take(self, candidates: Sequence[_Hypothesis], decoding: Decoding, end: int) -> bool:
         """Go on with candidates, which are sorted; whether the row is done."""
         length = len(candidates[0].tokens) - 1
         if self.guide is not None:
@@ -257,7 +257,7 @@ class Row:
         return len(self.ended) == n and bool(self.open[0].score / divisor <= self.ended[-1][0])
 
 
-class Choice(NamedTuple):
+class NextStep(NamedTuple):
     """Input of the next step: the rows that go on, each text's last token, and which of this step it continues."""
 
     rows: list[int]
@@ -265,7 +265,7 @@ class Choice(NamedTuple):
     order: NDArray[np.int64]
 
 
-def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) -> Choice:
+def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) -> NextStep:
     """Go on with what ``logits`` [R k, v] make likeliest, row by row; changes both."""
     texts = [(text, row) for row in rows for text in row.open]
     # Before anything is banned, for probabilities are of all tokens; a single beam needs none.
@@ -284,21 +284,21 @@ def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) ->
             going.append(number)
             ids += [text.tokens[-1] for text in row.open]
             order += [number * k + text.parent for text in row.open]
-    return Choice(going, np.array(ids, np.int64), np.array(order, np.int64))
+    return NextStep(going, np.array(ids, np.int64), np.array(order, np.int64))
 
 
-def _candidates(rows: Sequence[Row], values: Floats, beams: int) -> Iterator[list[_Text]]:
+def _candidates(rows: Sequence[Row], values: Floats, beams: int) -> Iterator[list[_Hypothesis]]:
     """Yield the best continuations of each row, the best first: one, or two a beam, so that enough are left open."""
     if beams == 1:
         for row, token in zip(rows, values.argmax(1).tolist(), strict=True):
-            yield [_Text((*row.open[0].tokens, token), np.float32(0))]
+            yield [_Hypothesis((*row.open[0].tokens, token), np.float32(0))]
         return
     k, v = len(rows[0].open), values.shape[1]
     for row, of_row in zip(rows, values.reshape(len(rows), k, v), strict=True):
         total = (of_row + np.array([[text.score] for text in row.open], np.float32)).reshape(-1)
         best = np.argpartition(total, -2 * beams)[-2 * beams :]
         best = best[np.argsort(-total[best], kind="stable")]
-        yield [_Text((*row.open[i // v].tokens, i % v), total[i], i // v) for i in best.tolist()]
+        yield [_Hypothesis((*row.open[i // v].tokens, i % v), total[i], i // v) for i in best.tolist()]
 
 
 def log_probabilities(logits: Floats) -> Floats:

@@ -19,7 +19,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import Architecture, Pooling, Role
+from edgepeft.backbones.base import Architecture, Role
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.messages import counted
@@ -51,7 +52,7 @@ from edgepeft.runtime.session_pool import (
     ort_value,
     structure_and_values,
 )
-from edgepeft.tasks.base import Prediction
+from edgepeft.tasks._answers import Prediction
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime

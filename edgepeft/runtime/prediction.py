@@ -30,7 +30,7 @@ from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Row, read_rows
 from edgepeft.runtime.decoding import Decoding, Written
 from edgepeft.runtime.inputs import ReadRows, in_batches
-from edgepeft.tasks.base import Answer, Prediction
+from edgepeft.tasks._answers import Answer, Prediction
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime

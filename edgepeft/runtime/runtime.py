@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
@@ -44,7 +44,8 @@ from edgepeft.runtime.prediction import (
 )
 from edgepeft.runtime.session import opening, run_session
 from edgepeft.runtime.session_pool import LOWER_LAYERS, SessionPool, TaskSession
-from edgepeft.tasks.base import Answer, Prediction, TaskType
+from edgepeft.tasks._answers import Answer, Prediction
+from edgepeft.tasks.base import TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder

@@ -132,7 +132,7 @@ async def _open_tasks(serving: Serving) -> None:
 async def _open_as_tried(serving: Serving, waited: asyncio.Event) -> None:
     """Open tasks, each between two batches, and mark those that cannot be; ``waited`` is set when that takes long."""
     service, since = serving.service, monotonic()
-    left = list(service.runtime.tasks[:MAX_SESSIONS])  # whose sessions may all be open at once
+    left = list(service.runtime.tasks[:MAX_SESSIONS])  # the others open when they are first asked
     serving.unavailable &= set(left)
     while left:
         for task in [task for task in left if not service.untried(task)]:

@@ -52,7 +52,7 @@ class Closing(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedRequest:
     """One request's rows; compared by identity."""
 
     tasks: Sequence[str | None]
@@ -83,7 +83,7 @@ class Job:
         give([(self, result)])
 
 
-def give(results: Sequence[tuple[Job, Sequence[RowResult] | Exception]]) -> None:
+def give(results: Sequence[tuple[QueuedRequest, Sequence[RowResult] | Exception]]) -> None:
     """Give several requests their answers at once."""
     for job, _ in results:
         job.given = True
@@ -127,16 +127,16 @@ class Batcher:
         kind: Callable[[str | None], Hashable] = lambda _: None,
         workers: int = 1,
         *,
-        write: Callable[[Sequence[Job], Callable[[], Sequence[Job]]], None] = lambda *_: None,
+        write: Callable[[Sequence[QueuedRequest], Callable[[], Sequence[QueuedRequest]]], None] = lambda *_: None,
         writes: Callable[[str | None], bool] = lambda _: False,
     ) -> None:
         self._run_rows, self.limits, self._observe, self._kind = run, limits, observe, kind
         self._write, self._writes = write, writes
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[QueuedRequest] = deque()
         self._calls: deque[Callable[[], None]] = deque()  # what runs between batches
         self._clients: dict[Hashable, float] = {}  # when each sent its last request
         self._rate = 0.0  # rows per second, of a thread that is busy
-        self._under_way: list[Sequence[Job]] = []  # batches that run; calls are one without requests
+        self._under_way: list[Sequence[QueuedRequest]] = []  # batches that run; calls are one without requests
         self._gathering = 0  # threads that wait for others beside those that are queued
         self._closing = False
         self._ready = threading.Condition()  # of everything above
@@ -182,7 +182,7 @@ class Batcher:
         """Answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on, the rest as a job's."""
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
         loop = asyncio.get_running_loop()
-        job = Job(tasks, texts, client, monotonic(), loop.create_future(), tell, most, schema)
+        job = QueuedRequest(tasks, texts, client, monotonic(), loop.create_future(), tell, most, schema)
         with self._ready:
             if self._closing:
                 raise Closing
@@ -242,7 +242,7 @@ class Batcher:
                 self._ended(batch, rows / max(seconds, 1e-6))
                 self._observe(rows, seconds)
 
-    def _next(self) -> list[Job] | tuple[Callable[[], None], ...] | None:
+    def _next(self) -> list[QueuedRequest] | tuple[Callable[[], None], ...] | None:
         """The next batch, or what is to run between two; None when there is nothing more to do."""
         with self._ready:
             while True:
@@ -263,7 +263,7 @@ class Batcher:
                     return None
                 self._ready.wait()
 
-    def _ended(self, batch: Sequence[Job], rate: float = 0.0) -> None:
+    def _ended(self, batch: Sequence[QueuedRequest], rate: float = 0.0) -> None:
         with self._ready:
             if rate:
                 self._rate = rate if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * rate
@@ -271,7 +271,7 @@ class Batcher:
             if self._calls or self._closing or not batch:
                 self._ready.notify_all()
 
-    def _gathered(self) -> list[Job]:
+    def _gathered(self) -> list[QueuedRequest]:
         """The next batch, once no more is expected; nothing where another thread took it, or calls come first."""
         until = self._jobs[0].arrived + self.limits.wait_s
         self._gathering += 1
@@ -295,11 +295,11 @@ class Batcher:
         waiting = {job.client for batch in (self._jobs, *self._under_way) for job in batch}
         return not waiting.issuperset(self._clients)
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[QueuedRequest]:
         """The first request in any case, and those of its kinds in their order, as many as fit into a batch."""
         if len(self._jobs) == 1:
             return [self._jobs.popleft()]
-        batch: list[Job] = []
+        batch: list[QueuedRequest] = []
         rows = 0
         kinds: frozenset[Hashable] = frozenset()
         for job in self._jobs:
@@ -315,13 +315,13 @@ class Batcher:
             self._jobs.remove(job)
         return batch
 
-    def _written_alone(self, job: Job) -> bool:
+    def _written_alone(self, job: QueuedRequest) -> bool:
         """Whether it is of tasks that write text, and no others."""
         return all(map(self._writes, job.tasks))
 
-    def _joining(self, batch: list[Job]) -> list[Job]:
+    def _joining(self, batch: list[QueuedRequest]) -> list[QueuedRequest]:
         """The requests that join a batch which is being written: the next ones, if they are of its kinds and fit."""
-        joined: list[Job] = []
+        joined: list[QueuedRequest] = []
         with self._ready:
             rows = sum(len(job.texts) for job in batch if job.left)
             kinds = frozenset(map(self._kind, batch[0].tasks))
@@ -334,7 +334,7 @@ class Batcher:
             batch += joined
         return joined
 
-    def _written(self, batch: list[Job]) -> list[Job]:
+    def _written(self, batch: list[QueuedRequest]) -> list[QueuedRequest]:
         """Write the texts of a batch; what is left to be answered by ``run``, of requests that had nothing told."""
         try:
             self._write(tuple(batch), lambda: self._joining(batch))
@@ -342,7 +342,7 @@ class Batcher:
             give([(job, as_exception(error)) for job in batch if job.left and (job.told or job.schema is not None)])
         return [job for job in batch if job.left]
 
-    def _answer(self, batch: list[Job]) -> None:
+    def _answer(self, batch: list[QueuedRequest]) -> None:
         """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
         tasks, texts = [t for job in batch for t in job.tasks], [t for job in batch for t in job.texts]
         try:
@@ -356,7 +356,7 @@ class Batcher:
             return
         give([(job, list(islice(rows, len(job.texts)))) for job in batch])
 
-    def _by_task(self, job: Job) -> list[RowResult]:
+    def _by_task(self, job: QueuedRequest) -> list[RowResult]:
         """The answers of a failed request's tasks, each run alone, and of one with a row that cannot be read each row;
         none where the request has but one row, or fails otherwise."""
         answers: dict[int, RowResult] = {}

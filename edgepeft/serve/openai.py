@@ -37,7 +37,7 @@ from edgepeft.serve.routes import (
     streamed,
 )
 from edgepeft.serve.schemas import Asked, Listed
-from edgepeft.tasks.base import Answer, VectorPrediction
+from edgepeft.tasks._answers import Answer, VectorPrediction
 
 ENDPOINTS: list[Endpoint] = []
 

@@ -26,7 +26,7 @@ from edgepeft.serve.problems import KEYS, Json, Refused, fault, refusal_of
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
-from edgepeft.tasks.base import Answer
+from edgepeft.tasks._answers import Answer
 
 log = logging.getLogger("edgepeft.serve")
 

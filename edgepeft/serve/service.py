@@ -17,7 +17,7 @@ from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.text_generation import Draft, TextBatch
-from edgepeft.serve.batcher import Job
+from edgepeft.serve.batcher import QueuedRequest
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials
 
@@ -107,7 +107,7 @@ class Service:
         """Whether it is a task that writes text."""
         return task in self.manifest.tasks and self.manifest.tasks[task].task_kind.writes
 
-    def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
+    def write(self, jobs: Sequence[QueuedRequest], more: Callable[[], Sequence[QueuedRequest]]) -> None:
         """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``."""
         with self._place():
             Written(self.runtime.writing(), self._problems).run(jobs, more)
@@ -185,9 +185,9 @@ class Written:
         self, batch: TextBatch, problems: Callable[[Sequence[str | None]], Mapping[str | None, BundleError]]
     ) -> None:
         self._batch, self._problems = batch, problems
-        self._drafts: dict[Job, list[Draft]] = {}
+        self._drafts: dict[QueuedRequest, list[Draft]] = {}
 
-    def run(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
+    def run(self, jobs: Sequence[QueuedRequest], more: Callable[[], Sequence[QueuedRequest]]) -> None:
         """Answer these requests, and those that ``more`` gives before each step, but for what cannot join."""
         for job in jobs:
             self._join(job)
@@ -198,7 +198,7 @@ class Written:
             for job in more():
                 self._join(job)
 
-    def _join(self, job: Job) -> None:
+    def _join(self, job: QueuedRequest) -> None:
         """Rows of a task whose files fail are left out with all of their request, which is answered another way."""
         drafts: list[Draft] = []
         try:
@@ -215,7 +215,7 @@ class Written:
             self._batch.drop(drafts)
             job.give(error)
 
-    def _tell(self, job: Job, drafts: list[Draft]) -> None:
+    def _tell(self, job: QueuedRequest, drafts: list[Draft]) -> None:
         if not job.left:  # whoever asked is gone, or waited for too long
             self._batch.drop(drafts)
             del self._drafts[job]

@@ -109,7 +109,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """``chosen`` of those that fit; ``front`` are the methods that none beats in score and every cost alike."""
 
     chosen: Candidate
@@ -141,7 +141,7 @@ def candidates(sweep: Sweep, data: str | None = None, backbone: str | None = Non
     return {name: tuple(column.chosen[name] for column in largest.values()) for name in names}
 
 
-def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
+def choose(found: Sequence[Candidate], budget: Budget) -> Selection:
     """The cheapest of those within the budget that are not worse than the best of them beyond chance.
 
     Cheapest is the most texts a minute; of methods within 5 % of it, for which a prediction is not sharp enough, the
@@ -160,7 +160,7 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     # Of the front none is beaten: by another that is as good in score and every cost, and better in one.
     objectives = [each.objectives for each in found]
     beaten = {mine for mine in objectives for each in objectives if each != mine and all(map(ge, each, mine))}
-    return Choice(chosen, best, p, tuple(each.method for each in found if each.objectives not in beaten))
+    return Selection(chosen, best, p, tuple(each.method for each in found if each.objectives not in beaten))
 
 
 def export_untrained(cards: Sequence[DeltaCard], backbone: str, work: Path, length: int | None = None) -> Bundle:

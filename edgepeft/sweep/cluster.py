@@ -24,7 +24,7 @@ from edgepeft.common.resources import cache_folder, sha256_of
 from edgepeft.data.label_names import files_beside
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
-from edgepeft.sweep.local import Ended, Job, compute
+from edgepeft.sweep.local import CellRun, Ended, compute
 
 RETRIES = 3  # of a task whose worker or node dies
 _OF_A_BACKBONE = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
@@ -59,7 +59,7 @@ class Cluster:
         """Of all nodes."""
         return int(self._ray.cluster_resources().get("CPU", 1))
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Ended]:
+    def run(self, jobs: Sequence[CellRun]) -> Iterator[Ended]:
         """Compute the jobs; left early, those that are under way are cancelled."""
         cores = max(int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"])
         if asked := next((job.threads for job in jobs if job.threads > cores), None):  # Ray would wait for such a node
@@ -108,7 +108,7 @@ class Cluster:
             self._files[str(path)] = self._ray.put((digest, path.name, path.is_dir(), content))
         return self._files[str(path)]
 
-    def _ended(self, job: Job, reference: Any) -> Ended:
+    def _ended(self, job: CellRun, reference: Any) -> Ended:
         try:
             outcome, packed = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
@@ -121,7 +121,7 @@ class Cluster:
         return Ended(job, outcome)
 
 
-def _remote(of_sweep: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[Outcome | None, bytes]:
+def _remote(of_sweep: str, asked: tuple[CellRun, bytes | None], *sources: Any) -> tuple[Outcome | None, bytes]:
     """On a node: the run in a folder of its own; its outcome and what the folder then holds."""
     if of_sweep != _HERE:
         raise EdgepeftError(f"node {platform.node()} has {_HERE}; the sweep is of {of_sweep}. Install the same on all.")

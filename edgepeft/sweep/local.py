@@ -40,7 +40,7 @@ _OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end w
 
 
 @dataclass(frozen=True)
-class Job:
+class CellRun:
     """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``.
 
     ``shared`` has the hidden states that cells have in common; None is the sweep's own folder.
@@ -58,21 +58,21 @@ class Job:
 class Moved(NamedTuple):
     """A run got on."""
 
-    job: Job
+    job: CellRun
     progress: Progress
 
 
 class Ended(NamedTuple):
     """A run is over, or came to where it was to stop (neither outcome nor error), or cannot be computed."""
 
-    job: Job
+    job: CellRun
     outcome: Outcome | None = None
     error: str | None = None
 
 
 @dataclass
 class _Running:
-    job: Job
+    job: CellRun
     process: ForkServerProcess
     connection: Connection
     tries: int
@@ -87,7 +87,7 @@ class _Running:
         return Moved(self.job, found) if isinstance(found, Progress) else Ended(self.job, *found)
 
 
-def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Moved | Ended]:
+def run_local(jobs: Sequence[CellRun], workers: int, gpus: int = 0) -> Iterator[Moved | Ended]:
     """Compute the jobs, in their order, ``workers`` at once; with GPUs these share them evenly.
 
     Left early, by an exception in the loop that it feeds too, it has every run write a checkpoint and end.
@@ -129,7 +129,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
         _end(running)
 
 
-def _started(context: multiprocessing.context.ForkServerContext, job: Job, tries: int = 0) -> _Running:
+def _started(context: multiprocessing.context.ForkServerContext, job: CellRun, tries: int = 0) -> _Running:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(job, theirs), daemon=False)
     process.start()
@@ -152,7 +152,7 @@ def _end(running: Sequence[_Running]) -> None:
         each.connection.close()
 
 
-def _work(job: Job, connection: Connection) -> None:
+def _work(job: CellRun, connection: Connection) -> None:
     """In a process of its own: compute, and say how it goes; a sweep that is gone is one that stopped.
 
     What there is to note of rows and backbone was said when the plan was checked.
@@ -187,7 +187,7 @@ def _work(job: Job, connection: Connection) -> None:
         connection.send(found)
 
 
-def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
+def compute(job: CellRun, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
     """Run the cell in its folder, from its last checkpoint where there is one; the outcome is written down too.
 
     None: it has come to ``until``.
@@ -205,7 +205,7 @@ def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool
         return sweep.outcome(cell) or _run(job, watch, stop)
 
 
-def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
+def _run(job: CellRun, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
     """As ``compute``, in a folder that no other process has."""
     sweep, cell, start, first, at = job.sweep, job.cell, time.perf_counter(), -1, 0
 

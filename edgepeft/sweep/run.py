@@ -20,7 +20,7 @@ from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
-from edgepeft.sweep.local import Ended, Job, Moved
+from edgepeft.sweep.local import CellRun, Ended, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
 from edgepeft.training.settings import resolve_request, run_identity, with_data_defaults
 
@@ -126,11 +126,11 @@ class _Grid:
         return self.rows[key]
 
 
-Executor = Callable[[Sequence[Job]], Iterator[Moved | Ended]]
+Executor = Callable[[Sequence[CellRun]], Iterator[Moved | Ended]]
 
 
 def run_sweep(
-    sweep: Sweep, executor: Executor, like: Job, *, halve: bool = False, watch: Callable[[Moved | Ended], None]
+    sweep: Sweep, executor: Executor, like: CellRun, *, halve: bool = False, watch: Callable[[Moved | Ended], None]
 ) -> dict[str, str]:
     """Compute every cell that is not over, also those of an earlier run; the reason of each that could not be.
 
@@ -139,7 +139,7 @@ def run_sweep(
     """
     failed: dict[str, str] = {}
 
-    def run(jobs: Sequence[Job]) -> None:
+    def run(jobs: Sequence[CellRun]) -> None:
         for said in executor([job for job in jobs if job.cell.name not in failed]):
             if isinstance(said, Ended) and said.error is not None:
                 failed[said.job.cell.name] = said.error

@@ -32,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks._facts import Facts, Values
+from edgepeft.tasks._losses import Values
+from edgepeft.tasks._reading import Reading
 
 Guarantee = Mapping[str, float]
 """Nothing, or ``coverage``, or ``risk``."""
@@ -171,9 +172,11 @@ _NEEDED = {"coverage": needed_for_coverage, "risk": needed_for_risk}
 _OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of what is chosen; others are not its
 
 
-class Calibration(Facts):
-    """Base of kinds.  Those that calibrate have one right answer of several, whose probabilities are the logits'
-    softmax; every answer of any other is sure.
+class Calibration(Reading):
+    """How far a kind's probabilities can be believed; a part of ``TaskType``.
+
+    Kinds that calibrate have one right answer of several, whose probabilities are the logits' softmax; every answer of
+    any other is sure.
 
     ``chosen`` has the ``temperature`` (and ``temperature_bound``, where the likelihood is highest at one), ``ece`` of
     the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.

@@ -25,7 +25,7 @@ from edgepeft.common.messages import counted
 from edgepeft.data.columns import label_text, quote
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
-from edgepeft.tasks._facts import Metric, Values
+from edgepeft.tasks._losses import Metric, Values
 
 OUTSIDE = "O"
 _LETTERS = "BIESLU"

@@ -4,6 +4,8 @@ A kind is a file of this package with one subclass of ``TaskType``, found by its
 and nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and
 what was chosen for it on the evaluation rows.
 
+Two parts of the class stand apart: ``_reading`` (rows, and texts that are too long), ``_conformal`` (probabilities).
+
 Letters: B rows of a batch, n rows, C columns of the logits; K token rows of the row that has most, where a row is
 read as several: logits are ``row_grouping.LOWEST`` then where a row has fewer.
 """
@@ -13,9 +15,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,104 +27,9 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import class_named, classes_of, names_of
 from edgepeft.data.columns import Columns, label_text
 from edgepeft.data.rows import Row
+from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, rarest, same_best
-
-
-class Answer(ABC):
-    """A task's answer to one row; ``note`` says what speaks against it."""
-
-    task: str
-    note: str
-
-    @property
-    @abstractmethod
-    def value(self) -> Any:
-        """What is answered: the label, the number, or the text."""
-
-    @property
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """What is answered, as plain values for JSON."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON: ``task``, next what is answered; ``note`` where there is one."""
-        return {"task": self.task, **self.facts, **({"note": self.note} if self.note else {})}
-
-    @property
-    def is_finite(self) -> bool:
-        """True if no number of it is NaN or infinite."""
-        return True
-
-
-@dataclass(frozen=True)
-class Prediction(Answer):
-    """One row's answer: a label with its probability, or a number for regression; and its logits."""
-
-    task: str
-    label: str | None  # None for a number
-    score: float
-    scores: dict[str, float]
-    logits: tuple[float, ...]
-    note: str = ""  # what speaks against it: a text of another kind than those that the task was trained on
-    expected: float | None = None  # the mean of labels that are numbers, each as probable as its score
-    unsure: bool | None = field(default=None, kw_only=True)  # not of those that a guarantee is made of; None: of none
-
-    @property
-    def value(self) -> Any:
-        """The label, or the number."""
-        return self.score if self.label is None else self.label
-
-    @property
-    def is_finite(self) -> bool:
-        """True if the sum is finite: sums of float32 overflow no float64."""
-        return math.isfinite(self.score + (self.expected or 0.0) + sum(self.scores.values()) + sum(self.logits))
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The label and all labels' probabilities, or the number."""
-        if self.label is None:
-            return {"value": self.score}
-        found = {name: getattr(self, name) for name in ("label", "score", "scores", "expected", "unsure")}
-        return {name: value for name, value in found.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class VectorPrediction(Prediction):
-    """A text's vector of ``dims`` numbers; the logits of a pair are those of both texts, one after the other."""
-
-    dims: int = 0
-
-    @property
-    def vector(self) -> NDArray[np.float32]:
-        """[dims]."""
-        return np.array(self.logits[: self.dims], np.float32)
-
-    @property
-    def value(self) -> list[float]:
-        """The vector, in the shortest decimals of a float32."""
-        return [float(str(number)) for number in self.vector]
-
-    @property
-    def cosine(self) -> float | None:
-        """Of the two texts of a pair."""
-        if len(self.logits) == self.dims:
-            return None
-        one, other = both = np.array(self.logits, np.float64).reshape(-1, self.dims)
-        return round(float(one @ other / max(1e-12, float(np.linalg.norm(both, axis=1).prod()))), 6)
-
-    def cut(self, dims: int | None) -> VectorPrediction:
-        """Its first ``dims`` numbers, of length 1 again (Kusupati et al., 2022, arXiv:2205.13147); None takes all."""
-        if dims is None:
-            return self
-        kept = np.array(self.logits, np.float64).reshape(-1, self.dims)[:, :dims]
-        kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
-        return replace(self, logits=tuple(kept.astype(np.float32).ravel().tolist()), dims=kept.shape[1])
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The vector; of a pair how near its texts are too."""
-        return {"vector": self.value} | ({} if self.cosine is None else {"cosine": self.cosine})
+from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Metric, Values, rarest, same_best
 
 
 @dataclass(frozen=True)
@@ -136,7 +43,38 @@ class TaskType(Calibration, ABC):
     step: float | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
+    # Facts.  A kind sets those that have no value here; those of how it reads rows are in ``Reading``.
+
+    name: ClassVar[str]
+    answers: ClassVar[str]  # what an answer is: labels, number, text
+    metrics: ClassVar[Mapping[str, Metric]]
+    default_metric: ClassVar[str]
+    telling: ClassVar[tuple[str, ...]] = ()  # the metrics that say most, the best first, if not the default one
+    has_labels: ClassVar[bool] = False  # the columns of the logits have names
+    needs_names: ClassVar[bool] = False  # and what they are called is what is answered: no number stands for a name
+    one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it
+    has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
+    chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows
+    head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
+    compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
+    problem_type: ClassVar[str | None] = None  # transformers' name for it
+    picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
+    whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
+    optional_labels: ClassVar[bool] = False  # rows may have none
+    gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
+    model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
+    older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
+    possible: ClassVar[str] = ""  # the answers, in words, where they are no labels
+    sample_label: ClassVar[str] = "0"  # of a synthetic row
+    sample_labels: ClassVar[tuple[str, ...]] = ("yes", "no")  # of a synthetic task that has labels
+
     # Cards.
+
+    @classmethod
+    def require_classes(cls) -> None:
+        """Refuse ``--balanced`` where rows cannot be weighed by a label."""
+        if not cls.one_label:
+            raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
 
     @classmethod
     def initial_choices(cls, hidden_size: int) -> Mapping[str, Any]:
@@ -221,6 +159,23 @@ class TaskType(Calibration, ABC):
     def targets_at_tokens(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """Return ``targets`` of rows with these tokens."""
         return self.targets(rows)
+
+    def synthetic_per_row(self, n: int) -> list[int] | None:
+        """Divide ``n`` synthetic token rows among rows: two each, the last has the rest; None if each row is one."""
+        if self.texts_taught < 2:
+            return None
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    @classmethod
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """Return a synthetic row, as callers give it, whose long text is ``text``."""
+        return (text, "a") if pairs else text
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
+        """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
+        known = tuple(labels or cls.sample_labels) if cls.has_labels else None
+        return (known[0] if known and cls.one_label else cls.sample_label), known
 
     @abstractmethod
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:

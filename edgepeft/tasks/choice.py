@@ -22,8 +22,9 @@ from edgepeft.data.columns import CANDIDATES, SENTENCES, candidates_in, label_te
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
+from edgepeft.tasks.base import TaskType
 
 
 @dataclass(frozen=True)

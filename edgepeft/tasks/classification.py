@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.data.columns import Columns
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
+from edgepeft.tasks.base import TaskType
 
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little
 MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other

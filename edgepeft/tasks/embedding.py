@@ -34,8 +34,9 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.columns import SENTENCES, number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, log_softmax, mean
-from edgepeft.tasks.base import Prediction, TaskType, VectorPrediction
+from edgepeft.tasks._answers import Prediction, VectorPrediction
+from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Metric, Values, log_softmax, mean
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
 _NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import DataError
 from edgepeft.data.columns import label_text, quote
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
 _EVEN = 0.5  # a threshold where nothing speaks for another

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import DataError
 from edgepeft.data.columns import number_of
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values
+from edgepeft.tasks.base import TaskType
 
 _MOVED = 0.25  # of the standard deviation of a check's values
 

@@ -27,8 +27,9 @@ from edgepeft.data.columns import SENTENCES, quote
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable, wanted_of, windows_of
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.text import exact_match, f1
 
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage

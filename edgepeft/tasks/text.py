@@ -1,6 +1,6 @@
 """Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
 
-The head stands in ``heads.untrained``, training in ``training.text_engine``, writing in ``runtime.generation``, the
+The head stands in ``heads.text``, training in ``training.text_engine``, writing in ``runtime.generation``, the
 check in ``deploy.verify``.
 
 Metrics are higher the better, 1 at best; a row counts by the best of its references.  exact_match and f1 are SQuAD's
@@ -27,14 +27,15 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks._answers import Prediction
+from edgepeft.tasks._losses import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
+from edgepeft.tasks.base import TaskType
 
 References = Sequence[Sequence[str]]  # of each row, one or more
 
 
 @dataclass(frozen=True)
-class Text(TaskType):
+class TextGeneration(TaskType):
     """loss = mean over the tokens of -log softmax(logits)[token]; targets are tokens [B, T], NO_TARGET past their ends.
 
     To be scored, targets are the references of each row, and outputs are texts.
@@ -147,12 +148,14 @@ def _squad_words(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def _rows(score: Callable[[str, str], float], _: Text, references: References, answers: Sequence[str]) -> list[float]:
+def _rows(
+    score: Callable[[str, str], float], _: TextGeneration, references: References, answers: Sequence[str]
+) -> list[float]:
     """Score each row by its best reference."""
     return [max(score(answer, known) for known in of_row) for answer, of_row in zip(answers, references, strict=True)]
 
 
-def _corpus(name: str, _: Text, references: References, answers: Sequence[str]) -> float:
+def _corpus(name: str, _: TextGeneration, references: References, answers: Sequence[str]) -> float:
     with requiring("train", f"the metric {name}"):
         import sacrebleu
     most = max(map(len, references))
@@ -170,7 +173,7 @@ _OF_ROWS: Mapping[str, Callable[[str, str], float]] = {
 """Name -> score of an answer and a reference; that of a part is the mean over rows."""
 
 _BEST = "mean over rows, each by its best reference"
-Text.metrics = {
+TextGeneration.metrics = {
     **{name: Metric(partial(_rows, score), _BEST, mean) for name, score in _OF_ROWS.items()},
     "bleu": Metric(partial(_corpus, "bleu"), "over all words of all rows", resampled=False),
     "chrf": Metric(partial(_corpus, "chrf"), "over all characters of all rows", resampled=False),

@@ -26,8 +26,9 @@ from edgepeft.common.messages import counted
 from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
+from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks._conformal import softmax
-from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Values, cross_entropy, log_softmax, token_loss
+from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Values, cross_entropy, log_softmax, token_loss
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -40,7 +41,7 @@ from edgepeft.tasks._tags import (
     tagged_row,
     type_of,
 )
-from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.hooks import pool, states_of
+from edgepeft.backbones.hooks import states_of
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import write_atomically
 from edgepeft.data.batches import Encoded, sorted_batches
@@ -144,9 +144,9 @@ class PyTorchEngine(TrainingEngine):
         def computed() -> NDArray[np.float32]:
             with torch.inference_mode():
                 states = ((states_of(self.model, few), few["attention_mask"]) for few in _at_once(inputs))
-                return torch.cat([pool(*each, pooling).cpu() for each in states]).numpy()
+                return torch.cat([pooling.of_states(*each).cpu() for each in states]).numpy()
 
-        return computed() if self.shared is None else self.shared.of(inputs, pooling.value, computed)
+        return computed() if self.shared is None else self.shared.of(inputs, pooling.name, computed)
 
     def tensors(self) -> Arrays:
         """Copies by name."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import MAX_LENGTH
 from edgepeft.common.errors import UsageError
@@ -18,7 +18,7 @@ from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE
 from edgepeft.methods.base import Method, method_named
 from edgepeft.options.verbs import METHOD, TrainRequest, TrainSettings
 from edgepeft.runtime.decoding import schema_text
-from edgepeft.tasks._facts import WINDOWS
+from edgepeft.tasks._reading import WINDOWS
 from edgepeft.tasks.base import TaskType, requested_kind
 from edgepeft.training.devices import device_of
 

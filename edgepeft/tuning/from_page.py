@@ -38,11 +38,11 @@ _Rate = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class _Metrics(_Part):
+class _Metrics(_Section):
     metric: Literal["accuracy"]
     eval: _Share
     test: _Share
@@ -52,7 +52,7 @@ class _Metrics(_Part):
     n_test: _Count
 
 
-class _Training(_Part):
+class _Training(_Section):
     steps: _Count
     best_step: _Count
     learning_rate: _Rate
@@ -62,12 +62,12 @@ class _Training(_Part):
     engine: Annotated[str, Field(pattern=r"^[\w ,.+-]{1,100}$")]
 
 
-class _Account(_Part):
+class _Account(_Section):
     metrics: _Metrics
     training: _Training
 
 
-class _Facts(_Part):
+class _Facts(_Section):
     format: str = ""
     task: str
     task_sha256: str

@@ -12,11 +12,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.pooling import READS, Pooling
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.manifest import READS
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import check_new_name
@@ -71,8 +70,8 @@ class TuningTarget:
     @property
     def pooling(self) -> Pooling:
         """The pooling that a linear head in place of the task's would read."""
-        pooling = READS.get(self.card.get("head_reads", ""), Pooling.FIRST)
-        return Pooling.FIRST if pooling is Pooling.LABELS else pooling
+        read = READS.get(self.card.get("head_reads", ""))
+        return Pooling.FIRST if read is None or read.pooling is Pooling.LABELS else read.pooling
 
     @property
     def rates(self) -> tuple[float, float]:

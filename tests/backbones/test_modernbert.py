@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from graphs import Both, build, read, require_files_own_weights, require_sites, 
 from onnx import TensorProto
 from tiny import SIZES, ragged, randomise
 
-from edgepeft.backbones.base import Attention, Pooling, Role
+from edgepeft.backbones.base import Attention, Role
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.packing import frequencies
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import product_flops
@@ -116,6 +118,13 @@ def test_what_is_not_supported_is_refused_by_its_key_and_value(changed: dict[str
 def test_a_task_pools_as_the_models_own_classifier_does(tiny: Callable[..., Path], said: str, pooling: Pooling):
     backbone = open_backbone(str(tiny("modernbert", classifier_pooling=said)))
     assert (backbone.pooling, backbone.head) == (pooling, "linear")
+
+
+def test_a_sentence_transformers_folder_that_says_cls_outweighs_a_config_that_says_mean(tiny, tmp_path):
+    folder = shutil.copytree(tiny("modernbert", classifier_pooling="mean"), tmp_path / "cls")  # as gte-modernbert's is
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert open_backbone(str(folder)).pooling is Pooling.FIRST
 
 
 @pytest.mark.parametrize("theta", [500.0, 10_000.0, 160_000.0])

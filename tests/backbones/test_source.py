@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgepeft.backbones.trie import EDGES, SEES, TOKENS, Trie
-from edgepeft.heads.untrained import Labels
+from edgepeft.heads.labels import Labels
 
 END = 1
 CASES = {

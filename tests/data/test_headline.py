@@ -9,7 +9,7 @@ from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.embedding import Embedding
 from edgepeft.tasks.labels import Labels
 from edgepeft.tasks.regression import Regression
-from edgepeft.tasks.text import Text
+from edgepeft.tasks.text import TextGeneration
 
 NAMES = ("a", "b", "c")
 
@@ -82,7 +82,10 @@ def test_labels_are_scored_together_and_alike():
 
 def test_texts_have_an_interval_where_rows_are_scored_one_by_one():
     answers, known = ["w7 w8", "w9"] * 10, [("w7",), ("w9",)] * 10
-    f1, bleu = headline(Text(), known, answers, None)[0], headline(Text(), known, answers, "bleu")[0]
+    f1, bleu = (
+        headline(TextGeneration(), known, answers, None)[0],
+        headline(TextGeneration(), known, answers, "bleu")[0],
+    )
     each = np.array([2 / 3, 1.0] * 10)
     drawn = np.random.default_rng(5).choice(each, (2_000, 20)).mean(1)
     assert f1["score"] == pytest.approx(each.mean())

@@ -18,7 +18,7 @@ from edgepeft.deploy.verify import (
     run_in_groups,
     widen_tolerance,
 )
-from edgepeft.tasks._facts import same_best
+from edgepeft.tasks._losses import same_best
 from edgepeft.tasks.regression import Regression
 
 REFERENCE = np.array([[1.0, 0.0], [0.0, 1.0], [0.50005, 0.5]], np.float32)

@@ -7,7 +7,7 @@ import pytest
 from edgepeft.common.errors import DataError
 from edgepeft.runtime.prediction import answered_frame, is_frame
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tasks.base import Prediction
+from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks.classification import Classification
 
 

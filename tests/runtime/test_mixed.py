@@ -14,7 +14,7 @@ from once import made_once
 from onnx import numpy_helper
 from tolerance import require_alike
 
-from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.methods.base import methods

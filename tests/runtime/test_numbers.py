@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from edgepeft.common.errors import BundleError
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tasks.base import Prediction, VectorPrediction
+from edgepeft.tasks._answers import Prediction, VectorPrediction
 
 ROWS = ["w5", "w6 w7", "w8"]
 

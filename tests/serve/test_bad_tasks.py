@@ -16,7 +16,7 @@ from served import serving
 from edgepeft.common.errors import BundleError
 from edgepeft.deploy.verify import read_check
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tasks.base import Prediction
+from edgepeft.tasks._answers import Prediction
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 from edgepeft.common.errors import BundleError
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
-from edgepeft.tasks.base import Prediction
+from edgepeft.tasks._answers import Prediction
 
 
 class Runtime:

@@ -22,7 +22,7 @@ from starlette.responses import StreamingResponse
 from edgepeft.common.errors import BundleError, DoesNotFit
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.serve.batcher import Batcher, DeadlinePassed, Job
+from edgepeft.serve.batcher import Batcher, DeadlinePassed, QueuedRequest
 from edgepeft.serve.problems import refusal_of
 from edgepeft.serve.routes import streamed
 from edgepeft.serve.service import Written
@@ -111,9 +111,9 @@ def test_what_takes_too_much_memory_is_refused_by_name():
     assert (refused.status, refused.code) == (503, "does_not_fit")
 
 
-def job(task: str, texts: list[str], tell: Any = None) -> Job:
+def job(task: str, texts: list[str], tell: Any = None) -> QueuedRequest:
     loop = asyncio.get_running_loop()
-    return Job([task] * len(texts), texts, None, monotonic(), loop.create_future(), tell)
+    return QueuedRequest([task] * len(texts), texts, None, monotonic(), loop.create_future(), tell)
 
 
 def written(bundle: Path, scenario: Callable[[Written], Any]) -> Any:
@@ -132,7 +132,7 @@ def test_a_request_joins_while_another_is_written_and_both_are_answered(bundle: 
         first = job("lora-0", [WORDS[20]], lambda piece: pieces.append(("first", piece)))
         second = job("lora-1", [WORDS[5]], lambda piece: pieces.append(("second", piece)))
         bad, foreign = job("lora-1", [7]), job("r-0", [WORDS[3]])  # type: ignore[list-item]
-        later: list[list[Job]] = [[], [second, bad], [], [foreign]]
+        later: list[list[QueuedRequest]] = [[], [second, bad], [], [foreign]]
         await asyncio.to_thread(batch.run, [first], lambda: later.pop(0) if later else [])
         return [(await each.future)[0] for each in (first, second, foreign)], await asyncio.gather(
             bad.future, return_exceptions=True
@@ -151,7 +151,7 @@ def test_who_is_gone_is_written_no_further(bundle: Path):
     async def scenario(batch: Written) -> int:
         gone, steps = job("lora-0", [WORDS[20]] * 3), 0
 
-        def more() -> list[Job]:
+        def more() -> list[QueuedRequest]:
             nonlocal steps
             steps += 1
             if steps == 3:

@@ -72,13 +72,13 @@ def sweep(bundle: Path, spare: Path) -> None:
     import torch
     from inline import inline
 
-    from edgepeft.sweep.local import Job
+    from edgepeft.sweep.local import CellRun
     from edgepeft.sweep.plan import read_plan
     from edgepeft.sweep.run import fold, run_sweep, sweep_of
 
     torch.set_num_threads(1)
     asked = sweep_of(read_plan(spare / "plan.toml"), bundle.parent / "sweep")
-    if failed := run_sweep(asked, inline, Job(asked, asked.cells[0]), watch=lambda _: None):
+    if failed := run_sweep(asked, inline, CellRun(asked, asked.cells[0]), watch=lambda _: None):
         raise SystemExit(str(failed))
     fold(asked)
 

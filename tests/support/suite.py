@@ -23,7 +23,7 @@ from tiny import REFERENCES, ragged
 from tolerance import Exact, exact_logits
 from torch import Tensor, nn
 
-from edgepeft.backbones.hooks import edge_logits, load_model, pool, states_of
+from edgepeft.backbones.hooks import edge_logits, load_model, states_of
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.graph.one_row import for_one_row
@@ -142,7 +142,7 @@ class Case:
             if self.moved.trie is not None:
                 return edge_logits(self.model, rows, self.moved.trie)
             hidden = states_of(self.model, rows)
-        return pool(hidden, rows["attention_mask"], self.moved.card.pooling)
+        return self.moved.card.pooling.of_states(hidden, rows["attention_mask"])
 
 
 def exported_once(delta: Delta, backbone: Backbone) -> onnx.ModelProto:

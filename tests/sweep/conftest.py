@@ -9,7 +9,7 @@ from inline import inline
 from once import made_once
 
 from edgepeft.sweep.folder import open_sweep
-from edgepeft.sweep.local import Job
+from edgepeft.sweep.local import CellRun
 from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import run_sweep, sweep_of
 
@@ -75,7 +75,7 @@ def done(tiny, tmp_path, tmp_path_factory):
     def make(folder):
         write_rows(folder)
         sweep = sweep_of(read_plan(write_plan(folder, tiny("bert", mean=True))), folder / "sweep")
-        assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=lambda _: None)
+        assert not run_sweep(sweep, inline, CellRun(sweep, sweep.cells[0]), watch=lambda _: None)
 
     shutil.copytree(made_once(tmp_path_factory, "sweep", make) / "sweep", tmp_path / "done")
     return open_sweep(tmp_path / "done")

@@ -16,7 +16,7 @@ from inline import inline
 from verbs import edgepeft
 
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
-from edgepeft.sweep.local import Job
+from edgepeft.sweep.local import CellRun
 from edgepeft.sweep.run import run_sweep
 
 ADDRESS = "127.0.0.1:6391"
@@ -61,13 +61,13 @@ def test_every_cell_is_there_and_equal_to_the_local_one_though_a_node_is_killed(
 
     sweep = swept(steps=200)
     here = dataclasses.replace(sweep, folder=tmp_path / "here")
-    assert not run_sweep(here, inline, Job(here, here.cells[0]), watch=lambda _: None)
+    assert not run_sweep(here, inline, CellRun(here, here.cells[0]), watch=lambda _: None)
     connection, told = Cluster(ADDRESS), []
     assert connection.cores() == 3
     killer = threading.Timer(6, nodes)  # runs are under way
     killer.start()
     try:
-        assert not run_sweep(sweep, connection.run, Job(sweep, sweep.cells[0]), watch=told.append)
+        assert not run_sweep(sweep, connection.run, CellRun(sweep, sweep.cells[0]), watch=told.append)
     finally:
         killer.join()
         connection.close()
@@ -86,7 +86,7 @@ def test_halving_brings_checkpoints_to_and_fro(nodes, swept):
 
     sweep, connection = swept(steps=28), Cluster(ADDRESS)
     try:
-        assert not run_sweep(sweep, connection.run, Job(sweep, sweep.cells[0]), halve=True, watch=lambda _: None)
+        assert not run_sweep(sweep, connection.run, CellRun(sweep, sweep.cells[0]), halve=True, watch=lambda _: None)
     finally:
         connection.close()
     assert [sweep.state(cell) for cell in sweep.cells].count("dropped") == 2
@@ -97,7 +97,7 @@ def test_a_node_with_another_version_says_so(swept):
 
     sweep = swept()
     with pytest.raises(EdgepeftError, match=r"has edgepeft .*; the sweep is of edgepeft 0\.0\.1"):
-        _remote("edgepeft 0.0.1", (Job(sweep, sweep.cells[0]), None), None, None, None, None)
+        _remote("edgepeft 0.0.1", (CellRun(sweep, sweep.cells[0]), None), None, None, None, None)
 
 
 def test_a_run_of_more_threads_than_any_node_has_is_refused_where_ray_would_wait_for_ever(swept):
@@ -107,7 +107,7 @@ def test_a_run_of_more_threads_than_any_node_has_is_refused_where_ray_would_wait
     nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0}}]
     cluster._ray = types.SimpleNamespace(nodes=lambda: nodes)
     with pytest.raises(UsageError, match="--threads 4: no node of the cluster has more than 2 cores"):
-        next(cluster.run([Job(sweep, sweep.cells[0], threads=4)]))
+        next(cluster.run([CellRun(sweep, sweep.cells[0], threads=4)]))
 
 
 def test_a_cluster_that_is_not_there_or_ray_that_is_not_installed_is_said(plan, tmp_path):

@@ -9,7 +9,7 @@ from inline import inline
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.sweep.cluster import _packed, _unpack
-from edgepeft.sweep.local import Job
+from edgepeft.sweep.local import CellRun
 from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import run_sweep, sweep_of
 from edgepeft.sweep.table import document
@@ -22,7 +22,7 @@ def fill(disk, kilobytes):
 
 
 def run(sweep):
-    return run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=lambda _: None)
+    return run_sweep(sweep, inline, CellRun(sweep, sweep.cells[0]), watch=lambda _: None)
 
 
 def test_a_sweep_says_that_its_disk_is_full_and_goes_on_with_room(plan, disk, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from inline import inline
 from verbs import ENTRY, SURROUNDING, edgepeft
 
-from edgepeft.sweep.local import Ended, Job, Moved, run_local
+from edgepeft.sweep.local import CellRun, Ended, Moved, run_local
 from edgepeft.sweep.run import run_sweep
 
 TENSORS = "delta.safetensors"
@@ -36,10 +36,10 @@ def test_a_run_whose_process_is_killed_is_started_again_and_ends_the_same(swept,
     sweep = swept(steps=40)
     sweep = dataclasses.replace(sweep, cells=sweep.cells[2:4])
     whole = dataclasses.replace(sweep, folder=tmp_path / "whole")
-    for told in inline([Job(whole, cell) for cell in whole.cells]):
+    for told in inline([CellRun(whole, cell) for cell in whole.cells]):
         assert told.outcome.state == "done"
     killed, ended = 0, []
-    for told in run_local([Job(sweep, cell) for cell in sweep.cells], 1):
+    for told in run_local([CellRun(sweep, cell) for cell in sweep.cells], 1):
         if isinstance(told, Moved) and not killed:
             os.kill(max(workers(), key=lambda each: each.create_time()).pid, signal.SIGKILL)
             killed += 1
@@ -52,7 +52,9 @@ def test_what_cannot_be_computed_is_told_and_the_rest_goes_on(swept, tmp_path):
     sweep = swept()
     first = sweep.cells[0]
     first.options["data"] = str(tmp_path / "gone.jsonl")
-    ended = [told for told in run_local([Job(sweep, cell) for cell in sweep.cells[:2]], 2) if isinstance(told, Ended)]
+    ended = [
+        told for told in run_local([CellRun(sweep, cell) for cell in sweep.cells[:2]], 2) if isinstance(told, Ended)
+    ]
     errors = {told.job.cell.name: told.error for told in ended}
     assert "gone.jsonl" in errors[first.name] and errors[sweep.cells[1].name] is None
 
@@ -61,7 +63,7 @@ def test_workers_beyond_the_gpus_share_them(swept, tmp_path):
     sweep = swept()
     for cell in sweep.cells[:3]:
         cell.options["data"] = str(tmp_path / "gone.jsonl")
-    told = [*run_local([Job(sweep, cell) for cell in sweep.cells[:3]], workers=3, gpus=2)]
+    told = [*run_local([CellRun(sweep, cell) for cell in sweep.cells[:3]], workers=3, gpus=2)]
     assert [isinstance(each, Moved) for each in told[:3]] == [True, True, True]  # all begin before one is over
     assert sorted(each.job.gpu for each in told if isinstance(each, Ended)) == [0, 0, 1]
 
@@ -135,7 +137,7 @@ def test_a_run_that_was_killed_before_its_answers_were_written_is_run_again(done
     (runs / f".{cell.name}" / ".edgepeft.lock").touch()
     for path in left:
         path.touch()
-    assert not run_sweep(done, inline, Job(done, cell), watch=lambda _: None)
+    assert not run_sweep(done, inline, CellRun(done, cell), watch=lambda _: None)
     targets, _ = done.answers(cell)
     assert len(targets) == 40
     assert not list(done.folder.rglob(".*"))
@@ -145,7 +147,7 @@ def test_a_run_that_was_killed_before_its_answers_were_written_is_run_again(done
 def test_a_sweep_that_is_killed_twenty_times_makes_the_same_table(plan, swept, tmp_path):
     path, out = plan(steps=120), tmp_path / "sweep"
     whole = swept(steps=120)
-    calm = run_sweep(whole, inline, Job(whole, whole.cells[0]), watch=lambda _: None)
+    calm = run_sweep(whole, inline, CellRun(whole, whole.cells[0]), watch=lambda _: None)
     expected, table = contents(whole.folder), edgepeft("sweep", path, "--out", out, "--json").stdout
     assert not calm and len(expected) == len(whole.cells)
     again, drawn, killed = tmp_path / "again", random.Random(0), 0

@@ -6,7 +6,7 @@ import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError
 from edgepeft.sweep.folder import open_sweep
-from edgepeft.sweep.local import Job, compute
+from edgepeft.sweep.local import CellRun, compute
 from edgepeft.sweep.run import fold
 
 
@@ -53,7 +53,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused_and_nothing_behind_it_goes(p
         except EdgepeftError as error:
             assert "is a link" in str(error)
     with pytest.raises(EdgepeftError, match="is a link"):
-        compute(Job(done, cell), lambda _: None, lambda: False)
+        compute(CellRun(done, cell), lambda _: None, lambda: False)
     assert [path.name for path in precious.iterdir()] == ["thesis.tex"] and linked.is_symlink()
 
 

@@ -5,7 +5,7 @@ import json
 from inline import inline
 from verbs import edgepeft
 
-from edgepeft.sweep.local import Job
+from edgepeft.sweep.local import CellRun
 from edgepeft.sweep.run import run_sweep
 
 PUBLISHED = """
@@ -18,7 +18,7 @@ tone = 0.8125
 
 def test_a_sweeps_page_traces_every_number_to_its_run(swept, tmp_path):
     sweep = swept(more="sizes = [20, '100%']", data=PUBLISHED)
-    assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=lambda _: None)
+    assert not run_sweep(sweep, inline, CellRun(sweep, sweep.cells[0]), watch=lambda _: None)
     called = edgepeft("report", sweep.folder, "--out", tmp_path / "page")
     assert called.returncode == 0, called.stderr
     text = (tmp_path / "page" / "report.md").read_text()

@@ -20,7 +20,7 @@ from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep import table
 from edgepeft.sweep.folder import Outcome, open_sweep
-from edgepeft.sweep.local import Job, compute
+from edgepeft.sweep.local import CellRun, compute
 from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import estimate, fold, run_sweep, sweep_of
 from edgepeft.sweep.table import columns, document, entries, not_worse
@@ -32,7 +32,7 @@ from edgepeft.training.settings import resolve_request
 
 def run(sweep, **how):
     told = []
-    failed = run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=told.append, **how)
+    failed = run_sweep(sweep, inline, CellRun(sweep, sweep.cells[0]), watch=told.append, **how)
     return told, failed
 
 
@@ -67,13 +67,13 @@ def test_a_run_that_is_stopped_goes_on_and_ends_as_one_that_is_not(swept, facts,
     sweep = swept()
     cell = sweep.cells[-1]
     whole = dataclasses.replace(sweep, folder=tmp_path / "whole")
-    assert compute(Job(sweep, cell, until=2), lambda _: None, lambda: False) is None
+    assert compute(CellRun(sweep, cell, until=2), lambda _: None, lambda: False) is None
     checkpoint = latest(sweep.run(cell) / "checkpoint")
     asked = facts(checkpoint)["asked"]
     named = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     assert sweep.state(cell) == "begun" and named.startswith(cell.name)
     for each in (sweep, whole):
-        compute(Job(each, cell), lambda _: None, lambda: False)
+        compute(CellRun(each, cell), lambda _: None, lambda: False)
     files = [(each.run(cell) / "delta.safetensors").read_bytes() for each in (sweep, whole)]
     assert files[0] == files[1]
 
@@ -83,7 +83,7 @@ def test_a_run_takes_no_more_threads_than_there_are_cores(swept, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     monkeypatch.setattr("edgepeft.device.machine.usable_cores", lambda proc: 3)
     sweep = swept()
-    compute(Job(sweep, sweep.cells[0], threads=10**6, until=1), lambda _: None, lambda: False)
+    compute(CellRun(sweep, sweep.cells[0], threads=10**6, until=1), lambda _: None, lambda: False)
     assert taken[0] == 3
 
 
@@ -206,7 +206,7 @@ def test_a_run_whose_folder_was_emptied_is_open_again_and_in_no_table(swept):
 
 def test_cards_alone_make_the_same_table(swept):
     sweep = swept()
-    whole = run_sweep(sweep, inline, Job(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
+    whole = run_sweep(sweep, inline, CellRun(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
     assert not whole and not list(sweep.folder.rglob("*.safetensors"))
     (column,) = columns(sweep)
     assert column.chosen["lora:rank=2"].bytes > 0
@@ -303,7 +303,7 @@ def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_p
     monkeypatch.setenv("DATA", str(tmp_path))
     path = plan(backbone="$BACKBONE", data='[data.other]\ndata = "$DATA/test.jsonl"\ntest = "$DATA/tone.jsonl"')
     sweep = sweep_of(read_plan(path), here / "sweep")
-    assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
+    assert not run_sweep(sweep, inline, CellRun(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
     kept = [path for path in sweep.folder.rglob("*") if path.is_file()]
     assert kept and not [path for path in kept if str(tmp_path).encode() in path.read_bytes()]
 

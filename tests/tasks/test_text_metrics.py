@@ -6,7 +6,7 @@ import pytest
 import sacrebleu
 
 from edgepeft.common.errors import UnknownName
-from edgepeft.tasks.text import Text, exact_match, f1, rouge_l
+from edgepeft.tasks.text import TextGeneration, exact_match, f1, rouge_l
 
 
 def test_words_are_compared_without_articles_case_and_punctuation():
@@ -32,8 +32,10 @@ def test_the_longest_common_subsequence_is_that_of_lins_example():
 
 def test_a_row_counts_by_its_best_reference_and_rows_by_their_mean():
     answers, references = ["red", "a cat"], [("blue", "Red"), ("dog",)]
-    assert Text().score("exact_match", references, answers) == 0.5
-    assert Text().score("f1", [("red", "hat red"), ("cat dog",)], ["red hat", "cat"]) == pytest.approx((1 + 2 / 3) / 2)
+    assert TextGeneration().score("exact_match", references, answers) == 0.5
+    assert TextGeneration().score("f1", [("red", "hat red"), ("cat dog",)], ["red hat", "cat"]) == pytest.approx(
+        (1 + 2 / 3) / 2
+    )
 
 
 def test_bleu_is_sacrebleus_of_the_whole_corpus():
@@ -42,14 +44,14 @@ def test_bleu_is_sacrebleus_of_the_whole_corpus():
     columns = [[references[0][0], references[1][0]], [references[0][1], None]]
     expected = sacrebleu.corpus_bleu(answers, columns).score / 100
     assert 0.3 < expected < 1
-    assert Text().score("bleu", references, answers) == pytest.approx(expected)
-    assert Text().score("bleu", references, [r[0] for r in references]) == pytest.approx(1)
+    assert TextGeneration().score("bleu", references, answers) == pytest.approx(expected)
+    assert TextGeneration().score("bleu", references, [r[0] for r in references]) == pytest.approx(1)
 
 
 def test_words_and_pairs_of_words_are_counted_as_lin_has_them():
     # Lin (2004), eq. 1 for one reference: of "police killed the gunman" the words police, the, gunman and the pair
     # "the gunman" stand in S2, as many in both; precision and recall have the same denominators, 4 and 3.
-    score = lambda name, answer: Text().score(name, [("police killed the gunman",)], [answer])  # noqa: E731
+    score = lambda name, answer: TextGeneration().score(name, [("police killed the gunman",)], [answer])  # noqa: E731
     assert (score("rouge_1", "Police kill the gunman."), score("rouge_2", "Police kill the gunman.")) == (3 / 4, 1 / 3)
     assert (score("rouge_1", "the gunman kill police"), score("rouge_2", "the gunman kill police")) == (3 / 4, 1 / 3)
     # "the" twice in the answer and once in the reference counts once: precision 1/2, recall 1/4
@@ -61,11 +63,11 @@ def test_chrf_is_sacrebleus_of_the_whole_corpus():
     answers, references = ["das Haus ist klein", "er kommt"], [("das Haus ist klein", "ein Haus"), ("sie kommt",)]
     expected = sacrebleu.corpus_chrf(answers, [["das Haus ist klein", "sie kommt"], ["ein Haus", None]]).score / 100
     assert 0.5 < expected < 1
-    assert Text().score("chrf", references, answers) == pytest.approx(expected)
+    assert TextGeneration().score("chrf", references, answers) == pytest.approx(expected)
 
 
 def test_errors_have_the_scores_and_how_many_answers_are_empty():
-    found = Text().errors([("red",), ("blue",)], ["red", " "])["texts"]
+    found = TextGeneration().errors([("red",), ("blue",)], ["red", " "])["texts"]
     assert found == {
         **dict.fromkeys(("exact_match", "f1", "rouge_1", "rouge_l"), 0.5),
         "rouge_2": 0,
@@ -75,4 +77,4 @@ def test_errors_have_the_scores_and_how_many_answers_are_empty():
 
 def test_an_unknown_metric_is_refused_with_the_nearest():
     with pytest.raises(UnknownName, match=r"no metric is called 'rougel'\. Did you mean 'rouge_l'"):
-        Text().score("rougel", [("a",)], ["a"])
+        TextGeneration().score("rougel", [("a",)], ["a"])

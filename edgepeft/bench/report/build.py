@@ -16,7 +16,7 @@ from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.report import evaluation, tables
 from edgepeft.bench.report.page import BLUE, GREEN, GREY, ORANGE, Cell, Section, page, plain_svg
 from edgepeft.bench.report.sweeps import swept
-from edgepeft.bench.result.parts import Part, read_document, schema_of
+from edgepeft.bench.result.parts import DocumentPart, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass, TaskRecord
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.bundle.card import CARD_FILE, DELTA_FORMAT
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Inputs = Sequence[tuple[str, object]]  # documents, each with its file's name
 Tasks = Sequence[tuple[str, TaskRecord, float | None]]  # name, what it weighs and how well it does, texts a minute
 _Kind = TypeVar("_Kind")
-_MODELS: dict[str | None, type[Part]] = {  # by schema; results of bench are read with more checks
+_MODELS: dict[str | None, type[DocumentPart]] = {  # by schema; results of bench are read with more checks
     tables.QUICKSTART_SCHEMA: tables.QuickstartSummary,
     evaluation.EVAL_SCHEMA: evaluation.EvalSummary,
     DELTA_FORMAT: evaluation.TrainingCard,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from pydantic import AliasChoices, Field, field_validator
 
 from edgepeft.bench.report.page import BLUE, GREY, Cell, Section
-from edgepeft.bench.result.parts import Part
+from edgepeft.bench.result.parts import DocumentPart
 from edgepeft.data import by_class
 from edgepeft.tasks.base import kind_from_card
 
@@ -24,7 +24,7 @@ _WITH = {"before": "without temperature", "after": "with temperature"}
 _Value = TypeVar("_Value")
 
 
-class Bin(Part):
+class Bin(DocumentPart):
     """Rows whose answers are about as probable: how many, the mean of the probabilities, the share that is right."""
 
     rows: int
@@ -32,14 +32,14 @@ class Bin(Part):
     accuracy: float
 
 
-class BeforeAfter(Part, Generic[_Value]):
+class BeforeAfter(DocumentPart, Generic[_Value]):
     """Without a temperature and with it."""
 
     before: _Value
     after: _Value
 
 
-class Kept(Part):
+class Kept(DocumentPart):
     """The outcome of a promised coverage or risk on these rows."""
 
     coverage: float | None = None
@@ -50,7 +50,7 @@ class Kept(Part):
     covered: float | None = None
 
 
-class Calibration(Part):
+class Calibration(DocumentPart):
     """As `edgepeft eval --json` has it, and the errors of a delta's card; ``ece``: expected calibration error."""
 
     temperature: float
@@ -90,7 +90,7 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
         yield Section(f"{key}-kept", f"{task}: unsure answers", f"{name}. {n} rows.", *kept)
 
 
-class ClassFigures(Part):
+class ClassFigures(DocumentPart):
     """Figures of one label; ``support`` is how many rows have it."""
 
     precision: float
@@ -99,7 +99,7 @@ class ClassFigures(Part):
     support: int
 
 
-class WorstRow(Part):
+class WorstRow(DocumentPart):
     """A row, where it stands, and its loss; or the label that it likely has in place of the answer."""
 
     row: str
@@ -113,7 +113,7 @@ class WorstRow(Part):
     )
 
 
-class Errors(Part):
+class Errors(DocumentPart):
     """``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers, or scores of ``texts``;
     ``calibration`` of probabilities."""
 
@@ -128,7 +128,7 @@ class Errors(Part):
     worst: list[WorstRow] = Field(default_factory=list)  # as the card's own validator hands them on
 
 
-class HeadlineFigure(Part):
+class HeadlineFigure(DocumentPart):
     """A figure that fits the rows, and its 95 % interval where there is one."""
 
     metric: str
@@ -193,7 +193,7 @@ def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Itera
         yield Section(key, title, text, [name for name, _ in shown], rows)
 
 
-class Baseline(Part):
+class Baseline(DocumentPart):
     """A score that the delta has to beat; ``p`` is McNemar's."""
 
     test: float
@@ -201,7 +201,7 @@ class Baseline(Part):
     beaten: bool
 
 
-class CurvePoint(Part):
+class CurvePoint(DocumentPart):
     """A point of a learning curve; scores are None where a run diverged."""
 
     rows: int
@@ -210,7 +210,7 @@ class CurvePoint(Part):
     baselines: dict[str, float]
 
 
-class TrainingMetrics(Part):
+class TrainingMetrics(DocumentPart):
     """The scores of a run."""
 
     metric: str
@@ -225,7 +225,7 @@ class TrainingMetrics(Part):
     errors: Errors | None = None
 
 
-class TrainingCard(Part):
+class TrainingCard(DocumentPart):
     """The parts of ``delta.json`` that a report shows; a delta that was imported has no metrics."""
 
     task: str

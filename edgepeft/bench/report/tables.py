@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.bench.compare import Comparison
-from edgepeft.bench.result.parts import Part, ProfileRecord
+from edgepeft.bench.result.parts import DocumentPart, ProfileRecord
 from edgepeft.bench.result.schema import BenchHost, BenchResult, BenchRow, PredictionRecord, ProfiledPass
 from edgepeft.bundle.manifest import Manifest
 
@@ -284,7 +284,7 @@ QUICKSTART_SCHEMA = "edgepeft.quickstart/1"
 _COLUMNS = ("infer onnxruntime", "infer pytorch", "finetune pytorch")  # workload and engine
 
 
-class QuickstartTask(Part):
+class QuickstartTask(DocumentPart):
     """A task: its data, its score on held-out rows, its size, and its throughput by "workload engine"."""
 
     name: str
@@ -302,7 +302,7 @@ class QuickstartTask(Part):
     instances_per_minute: dict[str, float | None]
 
 
-class QuickstartSummary(Part):
+class QuickstartSummary(DocumentPart):
     """The whole of ``quickstart.json``; ``seconds``: the time that each step took."""
 
     schema_name: Literal["edgepeft.quickstart/1"] = Field(default="edgepeft.quickstart/1", alias="schema")

@@ -35,8 +35,8 @@ Number = Annotated[int | float, Field(ge=0), AfterValidator(_finite)]  # written
 GemmRates = dict[str, tuple[Positive, ...]]  # GFLOP/s in each round, by workload
 
 
-class Part(BaseModel):
-    """A part of a document.  Keys that a later version adds are passed over.
+class DocumentPart(BaseModel):
+    """A part of a document, or all of it.  Keys that a later version adds are passed over.
 
     Every field is written, but for those in ``SOMETIMES``, which are written where they were given.
     """
@@ -54,7 +54,7 @@ class Part(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
 
-class CoresRecord(Part):
+class CoresRecord(DocumentPart):
     """Processors of the host; ``quota``: how many of them a control group allows, None where none does."""
 
     usable: int | None = None
@@ -63,7 +63,7 @@ class CoresRecord(Part):
     quota: float | None = None
 
 
-class HostRecord(Part):
+class HostRecord(DocumentPart):
     """The machine that measured, as ``host_facts`` describes it, and the rate of its matrix products meanwhile.
 
     Rates are in GFLOP/s, float32: the median of all rounds.
@@ -79,7 +79,7 @@ class HostRecord(Part):
     gemm_gflops: float | None = None
 
 
-class LimitsRequested(Part):
+class LimitsRequested(DocumentPart):
     """Limits that the profile asks for; None leaves that resource as the host has it."""
 
     cores: int | None = None
@@ -93,14 +93,14 @@ class LimitsInForce(LimitsRequested):
     backend: str | None = None
 
 
-class ProfileLimits(Part):
+class ProfileLimits(DocumentPart):
     """Limits as requested and as in force; None where no worker got as far as to be limited."""
 
     requested: LimitsRequested | None = None
     in_force: LimitsInForce | None = None
 
 
-class ProfileRecord(Part):
+class ProfileRecord(DocumentPart):
     """The profile, its limits, and what a reader of the figures must know."""
 
     name: str | None = None

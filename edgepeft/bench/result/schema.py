@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from edgepeft.bench.measuring.emulation import CalibrationRecord
-from edgepeft.bench.result.parts import GemmRates, HostRecord, Number, Part, Positive, ProfileRecord
+from edgepeft.bench.result.parts import DocumentPart, GemmRates, HostRecord, Number, Positive, ProfileRecord
 from edgepeft.device.roofline import ClassTime
 
 RESULT_SCHEMA = "edgepeft.bench/1"
@@ -18,7 +18,7 @@ _IDENTITY = ("scenario", "workload", "engine", "method", "task", "peer", "prompt
 _SHAPE = ("batch_size", "sequence_length", "new_tokens", "threads")
 
 
-class LengthsRecord(Part):
+class LengthsRecord(DocumentPart):
     """Tokens of the texts: where their lengths come from, and how much of the padded batches is text.
 
     ``source`` is "full" where all texts are equally long, so that samples of different batches are alike.
@@ -32,7 +32,7 @@ class LengthsRecord(Part):
     real_token_share: float | None = None
 
 
-class LatencyRecord(Part):
+class LatencyRecord(DocumentPart):
     """Percentiles of single steps; None where too few were taken."""
 
     p50: float | None = None
@@ -40,7 +40,7 @@ class LatencyRecord(Part):
     p99: float | None = None
 
 
-class StatisticsRecord(Part):
+class StatisticsRecord(DocumentPart):
     """A row's samples; all but their number is None where batches differ in length."""
 
     n: int
@@ -50,7 +50,7 @@ class StatisticsRecord(Part):
     drift: float | None = None  # from the first sample to the last, of the median
 
 
-class BoardRecord(Part):
+class BoardRecord(DocumentPart):
     """The board at the end of each sample; None where it does not report."""
 
     temperature_c: tuple[float | None, ...] = ()
@@ -58,7 +58,7 @@ class BoardRecord(Part):
     throttled: tuple[tuple[str, ...] | None, ...] = ()
 
 
-class EnergyRecord(Part):
+class EnergyRecord(DocumentPart):
     """``kind``: "sensor" where the board measured it, "estimated" where it is the profile's power times seconds."""
 
     joules_per_instance: float
@@ -67,7 +67,7 @@ class EnergyRecord(Part):
     source: str
 
 
-class RatioRecord(Part):
+class RatioRecord(DocumentPart):
     """Throughput over a peer's, with its 95 % interval, from ``rounds`` rounds."""
 
     ratio: float
@@ -86,7 +86,7 @@ class PairedRatio(RatioRecord):
     peak_rss: float | None = None
 
 
-class AgainstRatio(Part):
+class AgainstRatio(DocumentPart):
     """Throughput over another version's in the same rounds, and the verdict on it."""
 
     value: float
@@ -97,7 +97,7 @@ class AgainstRatio(Part):
     base_samples_s: tuple[Positive, ...]
 
 
-class PredictionRecord(Part):
+class PredictionRecord(DocumentPart):
     """A mean over the batches; ``classes`` and ``row``, the profile's calibration row, are of the first batch."""
 
     latency_s: float | None = None
@@ -110,7 +110,7 @@ class PredictionRecord(Part):
     instances_per_minute_interval: tuple[float, float] | None = None
 
 
-class BenchRow(Part):
+class BenchRow(DocumentPart):
     """Figures of one subject, measured or predicted; None where there is none."""
 
     SOMETIMES: ClassVar[frozenset[str]] = frozenset({"predicted", "against", "new_tokens"})
@@ -162,21 +162,21 @@ class BenchRow(Part):
         return self.lengths is not None and self.lengths.source not in (None, "full")
 
 
-class MetricsRecord(Part):
+class MetricsRecord(DocumentPart):
     """Figures that do not depend on time, of the bundle, the backbone or a task."""
 
     of: str
     values: dict[str, Number]
 
 
-class CeilingsRecord(Part):
+class CeilingsRecord(DocumentPart):
     """The host's highest rates, measured in the same run."""
 
     flops_per_s: float
     bytes_per_s: float
 
 
-class OperatorRecord(Part):
+class OperatorRecord(DocumentPart):
     """A group of operators in one pass: how many ran, time, work, the least time it could take, time over that."""
 
     name: str
@@ -188,7 +188,7 @@ class OperatorRecord(Part):
     gap: float | None = None
 
 
-class ProfiledPass(Part):
+class ProfiledPass(DocumentPart):
     """Where the time of one batch goes; ``outside_s``: Python, the session's own work, the profiler's."""
 
     of: str
@@ -210,7 +210,7 @@ class BenchHost(HostRecord):
     board: str | None = None
 
 
-class TaskRecord(Part):
+class TaskRecord(DocumentPart):
     """A bundle's task: what it weighs and how well it does."""
 
     method: str
@@ -220,7 +220,7 @@ class TaskRecord(Part):
     score: float | None = None
 
 
-class ModelRecord(Part):
+class ModelRecord(DocumentPart):
     """The backbone, and of a bundle the tasks that were measured."""
 
     name: str | None = None
@@ -231,7 +231,7 @@ class ModelRecord(Part):
     tasks: dict[str, TaskRecord] = Field(default={})
 
 
-class ScheduleRecord(Part):
+class ScheduleRecord(DocumentPart):
     """How long was measured; empty where nothing ran."""
 
     n_batches: int | None = None
@@ -249,7 +249,7 @@ class ScheduleRecord(Part):
 ScheduleRecord.SOMETIMES = frozenset(ScheduleRecord.model_fields)
 
 
-class AgainstRecord(Part):
+class AgainstRecord(DocumentPart):
     """The other version that was measured in the same rounds, and the rule of the verdicts."""
 
     asked: str
@@ -259,7 +259,7 @@ class AgainstRecord(Part):
     confidence: float
 
 
-class BenchResult(Part):
+class BenchResult(DocumentPart):
     """The whole document.  ``completed``, ``schedules`` and ``request`` are what `--resume` continues from."""
 
     SOMETIMES: ClassVar[frozenset[str]] = frozenset(

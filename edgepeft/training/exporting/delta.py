@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones import emit
-from edgepeft.backbones.base import Architecture, PackedIndex, Pooling, Role, Site
+from edgepeft.backbones.base import Architecture, PackedIndex, Role, Site
 from edgepeft.backbones.checkpoint import StoredTensor
 from edgepeft.backbones.emit import IR_VERSION, OPSET, external_tensor
 from edgepeft.backbones.hooks import needs
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES
 from edgepeft.bundle.card import ERRORS
@@ -139,20 +140,10 @@ class _Parts(nn.Module):
             return lambda given: given[card.pooling.site]
         self._read(last, torch.zeros(_TOKENS, hidden))
         self._read(PackedIndex.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
-        if card.pooling is Pooling.FIRST:
-            return lambda given: given[last][given[PackedIndex.FIRST_TOKEN] + skip]
-        if card.pooling is not Pooling.MEAN:
-            raise ValueError(f"behind a prompt there is no pooling {card.pooling.value!r}")
-        self._read(PackedIndex.ROW, torch.zeros(_TOKENS, dtype=torch.int64), last)
-
-        def mean(given: Mapping[str, Tensor]) -> Tensor:
-            states, first, row = given[last], given[PackedIndex.FIRST_TOKEN], given[PackedIndex.ROW]
-            text = torch.arange(states.shape[0]) - first[row] >= skip
-            rows = torch.arange(first.shape[0]).unsqueeze(1)
-            members = ((row == rows) & text).to(states.dtype)  # (batch, tokens)
-            return members @ states / members.sum(1, keepdim=True)
-
-        return mean
+        if card.pooling.needs_rows:
+            self._read(PackedIndex.ROW, torch.zeros(_TOKENS, dtype=torch.int64), last)
+        read = (last, PackedIndex.FIRST_TOKEN, *([PackedIndex.ROW] if card.pooling.needs_rows else []))
+        return lambda given: card.pooling.behind_prompt(torch.arange, skip, *(given[name] for name in read))
 
     def _read(self, name: str, example: Tensor, owner: str | None = None) -> None:
         """Declare an input with as many rows as ``owner`` has."""

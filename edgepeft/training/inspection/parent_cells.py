@@ -23,7 +23,6 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from edgepeft.backbones.hooks import pool
 from edgepeft.bundle.delta import Delta
 from edgepeft.common import plotting
 from edgepeft.data.batches import sorted_batches
@@ -124,7 +123,8 @@ def _sums(
             delta.logits(target.model, inputs)
             for site, memory in memories.items():
                 weights = memory.parent_weights(heard[site])  # [batch, length, N]
-                read = (pool(w, inputs["attention_mask"], delta.card.pooling) for w in ((weights > 0).float(), weights))
+                both, pooling = ((weights > 0).float(), weights), delta.card.pooling
+                read = (pooling.of_states(w, inputs["attention_mask"]) for w in both)
                 for total, of_row in zip(sums[site], read, strict=True):
                     total.index_add_(0, targets, of_row.double())
             advance(len(chosen))

@@ -17,8 +17,8 @@ from served import serving
 from tolerance import require_alike
 from typer.testing import CliRunner
 
-from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.pooling import Pooling
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle, read_graph

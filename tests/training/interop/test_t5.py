@@ -22,7 +22,7 @@ from edgepeft.backbones.hooks import edge_logits, load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.heads.untrained import Labels
+from edgepeft.heads.labels import Labels
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.interop.base import ImportRequest, importer_of
 from edgepeft.training.interop.peft import Peft
