@@ -90,15 +90,14 @@ def number_of(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def has_comma(label: Any) -> bool:
-    """True for a number with a comma for its point."""
+def _has_comma(label: Any) -> bool:
     return isinstance(label, str) and _COMMA.fullmatch(label) is not None
 
 
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
     """Refuse labels that are numbers to learn: many, with fractions, or with commas for these."""
-    commas = [label for label in labels if has_comma(label)]
-    if commas and all(has_comma(each) or number_of(each) is not None for each in labels if each not in (None, "")):
+    commas = [label for label in labels if _has_comma(label)]
+    if commas and all(_has_comma(each) or number_of(each) is not None for each in labels if each not in (None, "")):
         raise UsageError(
             f"{path}: the {what} holds numbers with commas ({'; '.join(dict.fromkeys(commas[:3]))}). Say what they "
             "are: --kind regression learns to give a number, once it is written with a point, --kind classification "
@@ -269,6 +268,18 @@ def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
             + (f" Take {', '.join(map(str, rest))} out." if rest else "")
         )
     return told + _odd_header(suffix, found)
+
+
+def odd_scores(head: Sequence[Mapping[str, Any]]) -> str:
+    """Say by a file's first rows what keeps a column from being read as scores; else nothing."""
+    odd = dict[str, Any]()
+    for name, cell in (item for row in head for item in row.items()):
+        if str(name).lower() in SCORES and cell not in (None, "") and number_of(cell) is None:
+            odd.setdefault(name, cell)
+    remedies = {
+        n: "write a point for its comma" if _has_comma(cell) else "write numbers alone" for n, cell in odd.items()
+    }
+    return "; ".join(f"{n} holds {quote(cell)}, which is no number: {remedies[n]}" for n, cell in odd.items())
 
 
 def _odd_header(suffix: str, found: Collection[str]) -> str:

@@ -27,7 +27,6 @@ from edgepeft.data.columns import (
     FIRST,
     HEAD,
     LABEL,
-    SCORES,
     SECOND,
     SENTENCES,
     Columns,
@@ -37,10 +36,9 @@ from edgepeft.data.columns import (
     cell_at,
     chosen_column,
     column_names,
-    has_comma,
     label_text,
-    number_of,
     odd_columns,
+    odd_scores,
     quote,
 )
 from edgepeft.data.label_names import LabelNames, files_beside, names_beside
@@ -141,18 +139,6 @@ class _RowReader:
     def _odd_columns(self) -> str:
         """What may be wrong with the columns: the same of each row, for errors are grouped by what they say."""
         return odd_columns(self.path.suffix, self._head)
-
-    @cached_property
-    def _odd_scores(self) -> str:
-        """What keeps a column from being read as scores: the same of each row, too."""
-        odd = dict[str, Any]()
-        for name, cell in (item for row in self._head for item in row.items()):
-            if str(name).lower() in SCORES and cell not in (None, "") and number_of(cell) is None:
-                odd.setdefault(name, cell)
-        remedies = {
-            n: "write a point for its comma" if has_comma(cell) else "write numbers alone" for n, cell in odd.items()
-        }
-        return "; ".join(f"{n} holds {quote(cell)}, which is no number: {remedies[n]}" for n, cell in odd.items())
 
     @property
     def _labels(self) -> bool:
@@ -282,7 +268,7 @@ class _RowReader:
             options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
             remedies = [options and f"for others: {options}", columns.remedy]
             if columns.names[2] in missing:
-                remedies.append(self._odd_scores)
+                remedies.append(odd_scores(self._head))  # the same of each row, too
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {_listed(column_names(found))}. Expected: {self.expected}"

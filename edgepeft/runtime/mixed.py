@@ -189,9 +189,8 @@ class Mixer:
     ) -> list[RowResult]:
         """Answer as ``Runtime.predict_mixed`` does."""
         if len(tasks) != len(texts):
-            raise UsageError(
-                f"each text needs a task; found {counted(len(tasks), 'task')} for {counted(len(texts), 'text')}."
-            )
+            found = f"{counted(len(tasks), 'task')} for {counted(len(texts), 'text')}"
+            raise UsageError(f"each text needs a task; found {found}.")
         rows: dict[str | None, list[int]] = {}
         for row, task in enumerate(tasks):
             rows.setdefault(task, []).append(row)
