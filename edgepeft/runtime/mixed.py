@@ -189,8 +189,8 @@ class Mixer:
     ) -> list[RowResult]:
         """Answer as ``Runtime.predict_mixed`` does."""
         if len(tasks) != len(texts):
-            found = f"{counted(len(tasks), 'task')} for {counted(len(texts), 'text')}"
-            raise UsageError(f"each text needs a task; found {found}.")
+            told = f"{counted(len(tasks), 'task')} for {counted(len(texts), 'text')}"
+            raise UsageError(f"each text needs a task; found {told}.")
         rows: dict[str | None, list[int]] = {}
         for row, task in enumerate(tasks):
             rows.setdefault(task, []).append(row)

@@ -160,7 +160,7 @@ def test_the_list_of_tasks_says_labels_and_no_path(served, exported):
         ("/v1/tasks/mood:predict", {"rows": []}, (422, "invalid")),
         ("/v1/tasks/mood:predict", {"texts": ["w5"]}, (422, "invalid")),
         ("/v1/tasks/mood:predict", {"text": "w5", "fields": {"sentence1": "w5"}}, (422, "invalid")),
-        ("/v1/tasks/mood:predict", {"fields": {"review": "w5"}}, (422, "unreadable_row")),
+        ("/v1/tasks/mood:predict", {"fields": {"note": "w5"}}, (422, "unreadable_row")),
         ("/v1/tasks/mood:predict", {"fields": {"sentence1": "w" * 20_001}}, (413, "text_too_long")),
         ("/v1/tasks/mood:predict", {"rows": ["w5"] * 65}, (413, "too_many_rows")),
         ("/v1/tasks/mood:predict", {"text": "w" * 20_001}, (413, "text_too_long")),
