@@ -30,7 +30,7 @@ from edgepeft.backbones.emit import Writer
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.names import STATES, joined_name, names_in
+from edgepeft.graph.names import STATES, joined_name, names_in, without_prefix
 from edgepeft.graph.protos import (
     CONTRIB,
     attributes,
@@ -62,12 +62,11 @@ def for_one_row(model: onnx.ModelProto) -> bool:
     writer = writers(graph)
     if heads is None or SPLIT not in writer or MERGE not in writer:
         return False
-    rewriter = _Rewriter(graph, writer, int(heads))
+    _add_in_products(graph)
+    rewriter = _Rewriter(graph, writers(graph), int(heads))
     for node in list(graph.node):
         rewriter.take(node)
-    if not rewriter.write():
-        return False
-    _add_in_products(graph)
+    rewriter.write()
     return True
 
 
@@ -139,13 +138,12 @@ class _Rewriter(Writer):
         joined = all(target is not None and target.size == 2 and target.ravel()[0] == -1 for target in targets)
         return joined and len(targets) == len(readers) and value not in self._outputs
 
-    def write(self) -> bool:
+    def write(self) -> None:
         replace_nodes(self._graph, self.nodes)
         instead = {old: self._instead.get(new, new) for old, new in self._instead.items() if old not in self._outputs}
         replace_reads(self._graph, instead)
         self._graph.initializer.extend(self.initializers.values())
         prune(self._graph)
-        return bool(self.nodes)
 
 
 class _Update(NamedTuple):
@@ -163,15 +161,21 @@ def _add_in_products(graph: onnx.GraphProto) -> None:
     """Have products with a task's own matrices add what is added to them; updates of one x share the first product."""
     writer, times, add = writers(graph), values_read(graph), Writer("delta/one_row.")
     scalars = {each.name for each in graph.initializer if not each.dims}
-    scalars |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    stored = {each.name for each in graph.initializer}  # and what is made of nothing else
+    for node in graph.node:
+        if stored.issuperset(node.input):
+            stored.update(node.output)
+        if node.op_type == "Constant" and (value := constant(graph, node.output[0])) is not None and value.size == 1:
+            scalars.add(node.output[0])
     ranks = {each.name: each.dims[0] for each in graph.initializer if len(each.dims) == 2}
     outputs = {output.name for output in graph.output}
     updates: dict[str, list[_Update]] = {}
 
     def is_own(node: onnx.NodeProto | None) -> TypeGuard[onnx.NodeProto]:
-        return (
-            node is not None and node.op_type == "Gemm" and len(node.input) == 2 and node.input[1].startswith("delta/")
-        )
+        """Whether it multiplies tokens, [T, .], by a task's matrix."""
+        if node is None or node.op_type != "Gemm" or len(node.input) != 2 or attributes(node).get("beta", 1) != 1:
+            return False
+        return node.input[1].startswith("delta/") and node.input[0] not in stored
 
     def update_of(total: onnx.NodeProto, value: str, rest: str) -> _Update | None:
         matrices, factors = list[str](), list[str]()
@@ -213,7 +217,6 @@ def _add_in_products(graph: onnx.GraphProto) -> None:
             before += own
     replace_nodes(graph, add.nodes)
     graph.initializer.extend(add.initializers.values())
-    prune(graph)
 
 
 # Tensors side by side along an axis, under a name; None where there is no such copy.
@@ -288,7 +291,7 @@ def _attended(graph: onnx.GraphProto) -> Iterator[_Attended]:
     """Each three of a graph of ``for_one_row`` that one product can take the place of."""
     parts = {part.heads: part for part in _heads(graph)}
     writer = writers(graph)
-    contexts: dict[tuple[str, ...], str] = {}
+    usual: dict[frozenset[str], tuple[tuple[str, ...], str]] = {}  # heads -> they in order, and the context
     for node in graph.node:
         chain = match_chain(node.output[0], writer, "Reshape", "Transpose", "MatMul", "Softmax", "MatMul", "Mul")
         if not chain or list(attributes(chain[1])["perm"]) != _MERGED or attributes(chain[3]).get("axis", -1) != -1:
@@ -297,16 +300,16 @@ def _attended(graph: onnx.GraphProto) -> Iterator[_Attended]:
         if (query := parts.get(read[0])) is None or not (query.scale and query.bias):
             continue
         if scale is not None and scale.size == 1 and np.isclose(scale.item(), query.shape[-1] ** -0.5, rtol=1e-6):
-            contexts[read] = node.output[0]
+            usual[frozenset(read)] = read, node.output[0]
     groups: dict[tuple[Any, ...], list[_Heads]] = {}
     for part in parts.values():
         groups.setdefault(part.common, []).append(part)
     for group in groups.values():
         if len(group) != 3 or len({part.update[0] for part in group if part.update}) > 1:
             continue
-        ordered = {frozenset(names): names for names in contexts}.get(frozenset(part.heads for part in group))
+        ordered, context = usual.get(frozenset(part.heads for part in group), ((), ""))
         if ordered and not any(part.update for part in group):
-            yield _Attended(tuple(parts[name] for name in ordered), contexts[ordered])
+            yield _Attended(tuple(parts[name] for name in ordered), context)
         else:
             yield _Attended(tuple(sorted(group, key=attrgetter("matrix"))), "")  # whatever a task does to their order
 
@@ -314,7 +317,9 @@ def _attended(graph: onnx.GraphProto) -> Iterator[_Attended]:
 def _heads(graph: onnx.GraphProto) -> Iterator[_Heads]:
     """Heads of products with the backbone's matrices."""
     writer, products = writers(graph), {product.y: product for product in integer_products(graph)}
-    stored = {each.name: len(each.dims) for each in external_tensors(graph)}
+    # A large task's own tensors lie in a file too.
+    backbones = (t for t in external_tensors(graph) if not (t.name.startswith("delta/") or without_prefix(t.name)[0]))
+    stored = {each.name: len(each.dims) for each in backbones}
     for node in graph.node:
         split = match_chain(node.output[0], writer, "Transpose", "Reshape")
         perm = list(attributes(split[0])["perm"]) if split else []

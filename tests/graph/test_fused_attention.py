@@ -147,3 +147,14 @@ def test_families_that_share_their_layers_too_answer_as_before(bundles, family, 
     )
     close = 0.05 if weights == "int8" else 1e-5  # a byte may turn
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=close * np.abs(expected[0]).max())
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_what_a_large_task_has_in_a_file_of_its_own_is_not_joined(bundles, part):
+    bundle = bundles("bert", "fp32")
+    model = bundle.graph(None)
+    (own,) = (each for each in model.graph.initializer if each.name == f"{ATTENTION}query.{part}")
+    for node in model.graph.node:
+        node.input[:] = ["override:query" if name == own.name else name for name in node.input]
+    own.name = "override:query"
+    assert joined(bundle, model) == (0, bundle.architecture.n_layers - 1)
