@@ -27,7 +27,8 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.cut import prune
-from edgepeft.graph.one_row import for_one_row, join_attention
+from edgepeft.graph.joined_row import join_attention
+from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import copied, replace
 from edgepeft.graph.quantise import integer_products, lower_integers
 

@@ -36,6 +36,12 @@ class Pooling:
     def __str__(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        return f"Pooling.{self.name.upper()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy is the pooling itself
+        return getattr, (Pooling, self.name.upper())
+
     @property
     def site(self) -> str:
         """The pooled site of that kind; no site has the one of tokens, which are the last layer's."""
@@ -129,10 +135,13 @@ class _Last(Pooling):
         return _tokens_at(hidden, (mask != 0).cumsum(1).argmax(1))
 
 
-class _Labels(_Mean):
+class _Labels(Pooling):
     """What a decoder gives the edges of the labels' trie: its graph has it.  A linear head beside reads the mean."""
 
-    name, mode, switch = "labels", "", ""
+    name = "labels"
+
+    def of_states(self, hidden: Any, mask: Any) -> Any:
+        return Pooling.MEAN.of_states(hidden, mask)
 
 
 class _Tokens(Pooling):

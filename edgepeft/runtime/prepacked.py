@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,9 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
+from edgepeft.graph.joined_row import FOR_ATTENTION, add_joined, join_attention
 from edgepeft.graph.names import grouped_name, names_in
-from edgepeft.graph.one_row import FOR_ATTENTION, add_joined, for_one_row, join_attention
+from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
@@ -255,7 +257,11 @@ def _tried(bundle: Bundle, folder: Path, forms: Mapping[str, Places]) -> dict[st
     found = {form: min(of_form) for form, of_form in times.items()}
     joined = found.get("joined", np.inf) < _CLEARLY * found["one_row"]
     slower = found["packed"] < _CLEARLY * (found["joined"] if joined else found["one_row"])
-    return {"one_row": not slower, "joined": joined, "ms": {form: round(1000 * s, 3) for form, s in found.items()}}
+    return {
+        "one_row": not slower,
+        "joined": joined and not slower,
+        "ms": {form: round(1000 * s, 3) for form, s in found.items()},
+    }
 
 
 def _lay_out(groups: Sequence[dict[str, dict[str, str]]], packed: Path) -> list[int]:
@@ -333,7 +339,7 @@ def _known(
     bundle: Bundle, tensors: Places, parts: Sequence[onnx.TensorProto], axis: int, name: str
 ) -> onnx.TensorProto | None:
     """A joined tensor: a matrix of the packed file, or none; of vectors, which may be too small for it, always."""
-    if len(parts[0].dims) == 1:
+    if len(parts[0].dims) == 1 and name not in tensors:  # too small for the file
         return _side_by_side(bundle, parts, axis, name)
     whole = TensorProto(name=name, data_type=parts[0].data_type, dims=parts[0].dims)
     whole.dims[axis] *= len(parts)
@@ -342,14 +348,19 @@ def _known(
     return whole if name in tensors else None
 
 
-def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
-    join_attention(model, partial(_known, bundle, tensors))
+def place_joined(model: onnx.ModelProto, bundle: Bundle, tensors: Places = MappingProxyType({})) -> None:
+    """Point joined tensors into the packed file, or copy them into the graph where an entry lacks them or is gone."""
     stored = {each.name: each for each in bundle.backbone_graph.graph.initializer}
     for initializer in (i for i in model.graph.initializer if len(names_in(i.name)) > 1):
-        if not _point_at(initializer, tensors) and not initializer.raw_data:  # of an entry that was made again since
+        if not _point_at(initializer, tensors) and not initializer.raw_data:
             parts = [stored[name] for name in names_in(initializer.name.removesuffix(FOR_ATTENTION))]
             axis = 1 if initializer.data_type == TensorProto.INT8 else 0
             initializer.CopyFrom(_side_by_side(bundle, parts, axis, initializer.name))
+
+
+def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
+    join_attention(model, partial(_known, bundle, tensors))
+    place_joined(model, bundle, tensors)
     grouped = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
     if groups := [group for name in grouped if len(group := names_in(name)) > 1]:  # of a decoder
         from edgepeft.graph.joined import join_products

@@ -20,7 +20,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import PLACE
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
-from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
+from edgepeft.runtime.prepacked import Prepacked, hold_prepacked, place_joined
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session, return_free_memory
 
 LOWER_LAYERS = "lower layers"  # the table of sessions on layers that tasks share
@@ -260,6 +260,7 @@ class SessionPool:
             self.prepare()
         external_data = [*self.bundle.external_data(model)]
         if self._prepacked is None:
+            place_joined(model, self.bundle)  # of an entry that is gone since
             return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
         # What was hashed, not what lies there now: somebody may have replaced it since.
         expected = self.bundle.manifest.backbone.sha256.weights

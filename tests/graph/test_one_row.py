@@ -68,3 +68,20 @@ def test_a_graph_without_packing_stays_as_it_is():
     before = copied(model)
     assert not for_one_row(model)
     assert model == before
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "pfeiffer"])
+def test_a_tasks_sums_are_in_its_products_and_no_name_stands_twice(tiny, method):
+    """LoRA's updates of one x share their first product; in deltas nodes and values are called apart."""
+    for number, example in enumerate(examples(methods()[method])):
+        case = suite.Case(example, open_backbone(str(tiny("bert", num_hidden_layers=12))))
+        model = copied(case.spliced)
+        assert for_one_row(model)
+        names = [node.name for node in model.graph.node if node.name]
+        assert len(set(names)) == len(names)
+        own = [node for node in model.graph.node if node.op_type == "Gemm" and node.input[1].startswith("delta/")]
+        assert any(len(node.input) == 3 for node in own)
+        if method == "lora" and number == 0:  # of query and value
+            # The last layer's queries are of one token's x, and the head has one.
+            assert len(own) == 3 * 11 + 4 + 1
+            assert sum(node.op_type == "Split" for node in model.graph.node) == 11
