@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
-from edgepeft.common.messages import printable
+from edgepeft.common.messages import counted, printable
 from edgepeft.common.progress import about, bars, say
 from edgepeft.data import by_class
 
@@ -169,7 +169,7 @@ def showing_runs(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended
 
     with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
         over = sweep.n_over()
-        say(f"{len(sweep.cells)} runs, {len(sweep.cells) - over} of them to compute, {at_once} at once")
+        say(f"{counted(len(sweep.cells), 'run')}, {len(sweep.cells) - over} of them to compute, {at_once} at once")
         whole = shown.add_task("runs", total=len(sweep.cells), completed=over, state="", left=None)
         own: dict[str, Any] = {}
 

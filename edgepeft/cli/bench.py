@@ -111,7 +111,8 @@ def _measure_against(
             f"slower than {other} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
         )
     if not outcome.failures and all(row.against is None for row in result.results):
-        raise UsageError(f"nothing was compared with {other}: {result.results[0].warnings[0]}.")
+        why = next((warning for row in result.results for warning in row.warnings), "no round has both")
+        raise UsageError(f"nothing was compared with {other}: {why}.")
     return outcome.failures
 
 

@@ -34,11 +34,12 @@ def command(
     for name, part in found.get("parts", {}).items():
         typer.echo(f"  {name}: {score_text(part['score'])} on {counted(part['rows'], 'row')}")
     if asked_of := found.get("questions"):
-        typer.echo(f"  exact match {score_text(asked_of['exact_match'])} on {asked_of['questions']:,} questions")
+        typer.echo(
+            f"  exact match {score_text(asked_of['exact_match'])} on {counted(asked_of['questions'], 'question')}"
+        )
     if own := found.get("trained"):
         beside = "".join(f", {name} {score_text(score)}" for name, score in own["baselines"].items())
-        typer.echo(
-            f"When trained, on {own['rows']:,} rows: {metric_title(own['metric'])} {score_text(own['score'])}{beside}."
-        )
+        told = f"{metric_title(own['metric'])} {score_text(own['score'])}{beside}"
+        typer.echo(f"When trained, on {counted(own['rows'], 'row')}: {told}.")
     show_errors(found, None if options.out is None else str(options.out))
     say_cuts(result.truncation, result.max_new_tokens)

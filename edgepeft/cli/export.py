@@ -11,6 +11,7 @@ from typer import Argument, Option
 from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError, requiring
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import score_text
 from edgepeft.options.base import listed
@@ -64,7 +65,7 @@ def command(
 
 
 def _verified(result: Verification, compared: str) -> str:
-    parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {result.rows} rows"
+    parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {counted(result.rows, 'row')}"
     if (text := result.text) is not None and result.kl_tolerance is not None:
         return f"{parity}; text beside PyTorch's: {text.description}"
     if result.tolerance is not None:

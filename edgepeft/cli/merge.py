@@ -8,6 +8,7 @@ from typer import Option
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import say, stages
 from edgepeft.options.base import AcceptError, Replace
 
@@ -37,6 +38,6 @@ def command(
         return
     say(
         f"{task}: {sum(path.stat().st_size for path in out.iterdir()):,} bytes, largest logit difference to PyTorch "
-        f"{result.max_abs_difference:.1e} on {result.rows} rows"
+        f"{result.max_abs_difference:.1e} on {counted(result.rows, 'row')}"
     )
     typer.echo(out)

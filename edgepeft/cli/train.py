@@ -39,8 +39,10 @@ def command(
     with _scores.interruptible():
         result = run(options)
     if result.truncated:
-        n, longest, end = result.truncated, result.delta.card.max_length, ("end", "--max-length, or --long windows")
-        lost, remedy = ("beginning", "--max-length") if result.delta.architecture.decoder_only else end
+        n, longest = result.truncated, result.delta.card.max_length
+        lost, remedy = "end", "--max-length, or --long windows"
+        if result.delta.architecture.decoder_only:
+            lost, remedy = "beginning", "--max-length"
         lost = f"its {lost}" if n == 1 else f"their {lost}s"
         say(f"note: {counted(n, 'text was')} longer than {longest} tokens and lost {lost} ({remedy}).")
     if result.cut:

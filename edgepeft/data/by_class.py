@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import DataError
-from edgepeft.data.columns import cell_at, column_names
+from edgepeft.data.columns import column_names
+from edgepeft.data.pattern import cell_at
 from edgepeft.data.rows import Row
 
 if TYPE_CHECKING:
@@ -188,8 +189,8 @@ class Groups:
             if self.by:
                 self._parts.setdefault(_value(row, self.by), []).append(self._n)
             index, question = (row.others or {}).get("idx"), tuple(_value(row, column) for column in self.question)
-            unsaid = self.question in ((), ("idx",))
-            if unsaid and isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
+            by_idx = self.question in ((), ("idx",))
+            if by_idx and isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
                 question = tuple(str(index[name]) for name in _OF_QUESTION)
             if question:
                 self._questions.setdefault(question, []).append(self._n)

@@ -62,7 +62,8 @@ LabelReader = Callable[[Any, str], str]
 def label_text(value: Any, where: str, what: str = "label") -> str:
     """Return the text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float | Decimal):
-        remedy = " A column within a column is named with a dot: label.name." if isinstance(value, Mapping) else ""
+        within = isinstance(value, Mapping) and not {"spans", "tags"} & value.keys()  # which are our own
+        remedy = " A column within a column is named with a dot: label.name." if within else ""
         raise DataError(f"{where}: the {what} must be a text or a number; found {quote(value)}.{remedy}")
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise DataError(
@@ -96,6 +97,7 @@ def _has_comma(label: Any) -> bool:
 
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
     """Refuse labels that are numbers to learn: many, with fractions, or with commas for these."""
+    labels = [*map(one_of, labels)]
     commas = [label for label in labels if _has_comma(label)]
     if commas and all(_has_comma(each) or number_of(each) is not None for each in labels if each not in (None, "")):
         raise UsageError(
@@ -133,28 +135,22 @@ def parse_cell(cell: Any) -> Any:
     return cell
 
 
+def one_of(value: Any) -> Any:
+    """Return what a list of one holds, as doccano and fastText have a class; anything else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def lower_names(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row's columns by their names in lower case."""
     return {str(name).strip().lower(): name for name in row}
 
 
-def cell_at(record: Mapping[str, Any], name: str) -> Any:
-    """Return the cell of a column, or of one within columns: ``review.text``; raise KeyError if there is none."""
-    if name in record:
-        return record[name]
-    cell: Any = record
-    for part in name.split("."):
-        if not isinstance(cell, Mapping):
-            raise KeyError(name)
-        cell = cell[part]
-    return cell
-
-
 def column_names(record: Mapping[str, Any], depth: int = 3) -> list[str]:
-    """Name a row's columns; in place of one with columns within it these, as ``cell_at`` takes them."""
+    """Name a row's columns; in place of one with columns within it these, as ``pattern.cell_at`` takes them."""
     names = list[str]()
     for name, cell in record.items():
-        inner = column_names(cell, depth - 1) if isinstance(cell, Mapping) and depth else []
+        within = isinstance(cell, Mapping) and depth and "." not in str(name)
+        inner = column_names(cell, depth - 1) if within else []
         names += [f"{name}.{each}" for each in inner] or [str(name)]
     return [*dict.fromkeys(names)]
 
@@ -254,6 +250,9 @@ def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
     chats = [n for n, cell in found.items() if isinstance(cell, list) and cell and isinstance(cell[0], Mapping)]
     if chat := next((name for name in chats if {"role", "from"} & found[name][0].keys()), None):
         told += f" A chat ({chat}) is not read: write what is asked into a column prompt, the answer into completion."
+    names = lower_names(found)
+    if {"prompt", "completion"} <= names.keys() and (said := next((names[n] for n in LABELS if n in names), None)):
+        told += f" If {said} says which completions are good: keep those rows alone, and take the column {said} out."
     cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
     bits = [name for name, values in cells.items() if values and values <= _BITS]
     if len(bits) > 1:

@@ -219,15 +219,20 @@ def archive_at(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
 _PARTS = {"train", "test", "dev", "val", "valid", "validation"}
 
 
+def require_one_part(path: Path, folders: Iterable[str]) -> None:
+    """Refuse a folder in which several are called as parts of a data set."""
+    if len(parts := {*folders} & _PARTS) > 1:
+        told = " and ".join(sorted(parts))
+        raise DataError(f"{path} has folders {told}: give each as a file is given, --data {path}/train, --test ...")
+
+
 def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[Record]:
     number, western, parts = 0, 0, set[str]()
     for number, (name, content) in enumerate(files, start=1):
         if len(name.parts) < 2:
             raise DataError(f"{path}: {name} lies in no folder whose name is its label.")
-        parts |= {*name.parts[-3:-2]} & _PARTS
-        if len(parts) > 1:
-            told = " and ".join(sorted(parts))
-            raise DataError(f"{path} has folders {told}: give each as a file is given, --data {path}/train, --test ...")
+        parts |= {*name.parts[-3:-2]}
+        require_one_part(path, parts)
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:

@@ -10,8 +10,8 @@ from typing import Any
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.messages import counted
-from edgepeft.data.columns import HEAD
-from edgepeft.data.containers import Record, lines_of
+from edgepeft.data.containers import Record, lines_of, require_one_part
+from edgepeft.data.rows import require_texts
 
 
 def read_conll(path: Path) -> Iterator[Record]:
@@ -33,7 +33,7 @@ def read_conll(path: Path) -> Iterator[Record]:
     if path.suffix.lower() == ".txt" and not (last or turned):
         raise UsageError(
             f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has, nor fastText's lines "
-            "(__label__good ...); a table is called .csv, whatever stands between its cells, lines of JSON .jsonl."
+            "(__label__good ...). If it is a table, call it .csv; if it has a JSON object a line, .jsonl."
         )
     numbers, n = [cells[0] for cells in lines], len(lines)
     numbered = n > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(k, k + n))] for k in (0, 1))
@@ -87,17 +87,14 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         yield start, words
 
 
-_OF_FASTTEXT = re.compile(r"\s*((?:__label__\S+\s+)*)(.*)", re.DOTALL)
+_OF_FASTTEXT = re.compile(r"\s*((?:__label__\S+(?:\s+|$))*)(.*)", re.DOTALL)
 
 
 def read_fasttext(path: Path) -> Iterator[Record]:
-    """Read lines of fastText, ``__label__good A text``; a list of labels if one of the first lines has several."""
-    lines = ((number, _OF_FASTTEXT.match(line)) for number, line in lines_of(path) if line.strip())
-    rows = ((n, found[1].replace("__label__", "").split(), found[2].strip()) for n, found in lines if found)
-    head = list(itertools.islice(rows, HEAD))
-    several = any(len(labels) != 1 for _, labels, _ in head)
-    for number, labels, text in itertools.chain(head, rows):
-        yield number, {"text": text, "label": labels if several or len(labels) != 1 else labels[0]}
+    """Read lines of fastText, ``__label__good A text``: a text, and the list of its labels."""
+    for number, line in lines_of(path):
+        if line.strip() and (found := _OF_FASTTEXT.match(line)):
+            yield number, {"text": found[2].strip(), "label": found[1].replace("__label__", "").split()}
 
 
 def read_txt(path: Path) -> Iterator[Record]:
@@ -108,12 +105,21 @@ def read_txt(path: Path) -> Iterator[Record]:
     return read_conll(path)
 
 
+def marks_in(path: Path) -> Iterator[Path]:
+    """Yield a folder's .ann files, none that a system or a tool hides."""
+    files = path.rglob("*.ann")
+    return (file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts))
+
+
 def read_brat(path: Path) -> Iterator[Record]:
     """Yield (number, text and spans) of a folder of brat: a .txt each, and an .ann with the marks in it."""
-    for number, file in enumerate(sorted(path.rglob("*.ann")), start=1):
+    files = sorted(marks_in(path))
+    require_one_part(path, (name for file in files for name in file.relative_to(path).parts[:-1]))
+    for number, file in enumerate(files, start=1):
         try:
             text = file.with_suffix(".txt").read_bytes().decode("utf-8")
-            yield number, {"text": text, "spans": [*_marks_of_brat(file)]}
+            require_texts(text, marks := [*_marks_of_brat(file)], str(file))
+            yield number, {"text": text, "spans": marks}
         except (OSError, UnicodeDecodeError) as error:
             yield number, DataError(f"{file} has no text beside it that can be read ({error}).")
         except DataError as error:

@@ -41,7 +41,7 @@ def read_arrow(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             batches = map(found.get_batch, range(found.num_record_batches)) if of_file else found
             rows = (row for batch in batches for row in _rows(batch, room))
             yield from enumerate(named_classes(rows, names_in(found.schema)), start=1)
-    except (ArrowException, EOFError, OSError, ValueError, TypeError, struct.error) as error:  # the last two of numbers
+    except (ArrowException, EOFError, NotImplementedError, OSError, ValueError, TypeError, struct.error) as error:
         raise DataError(f"{path} is not an arrow file that can be read ({error}).") from error
 
 

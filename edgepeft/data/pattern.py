@@ -64,6 +64,18 @@ CLEANINGS: dict[str, Callable[[str], str]] = {
 JOINED = "joined"
 
 
+def cell_at(record: Mapping[str, Any], name: str) -> Any:
+    """Return the cell of a column, or of one within columns: ``review.text``; raise KeyError if there is none."""
+    if name in record:
+        return record[name]
+    cell: Any = record
+    for part in name.split("."):
+        if not isinstance(cell, Mapping):
+            raise KeyError(name)
+        cell = cell[part]
+    return cell
+
+
 class UnreadableRow(DataError):
     """A row lacks a column that a pattern reads, or has something else than a text there."""
 
@@ -118,10 +130,12 @@ class Pattern:
     def _value(self, part: _Piece, row: Mapping[str, Any], where: str) -> str:
         if part.field is None:
             return ""
-        if part.field not in row:
+        try:
+            value = cell_at(row, part.field)
+        except KeyError:
             found = ", ".join(map(str, row)) or "none"
-            raise UnreadableRow(f"{where}: no column {part.field}, which {self.text!r} reads. Found columns: {found}.")
-        value = row[part.field]
+            told = f"no column {part.field}, which {self.text!r} reads. Found columns: {found}."
+            raise UnreadableRow(f"{where}: {told}") from None
         if part.cleaning == JOINED and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
             return ", ".join(value)
         if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, cast
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.resources import json_rows
-from edgepeft.data.columns import HEAD, LABELS, STDIN, quote
+from edgepeft.data.columns import FIRST, HEAD, LABELS, STDIN, TEXTS, lower_names, quote
 from edgepeft.data.containers import PACKED, TABLES, Record, lines_of, read_folder, read_zip, table_in
-from edgepeft.data.corpora import read_brat, read_conll, read_conllu, read_txt
+from edgepeft.data.corpora import marks_in, read_brat, read_conll, read_conllu, read_txt
 from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
+from edgepeft.data.pattern import cell_at
 from edgepeft.data.tables import read_csv, read_tsv, read_xlsx
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
     heads: dict[str, list[dict[str, Any]]] = {}
     for name, rows in splits.items():
         head = [row for row in itertools.islice(rows, HEAD) if isinstance(row, dict)]
-        heads[name] = [{str(n).lower(): cell for n, cell in row.items()} for row in head]
+        heads[name] = [_by_names(row, label) for row in head]
     names = {name for rows in heads.values() for row in rows for name in row}
     labels = {label.lower(), *LABELS} & names
 
@@ -86,6 +87,13 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
         told = "its first rows have no labels" if heads[name] else "it has no rows"
         warnings.warn(f"{source}#{name}: {told}; it is left out.", stacklevel=2)
     return {_PARTS[name]: Path(f"{source}#{name}") for name, good in found.items() if good}
+
+
+def _by_names(row: Mapping[str, Any], label: str) -> dict[str, Any]:
+    cells = {str(name).lower(): cell for name, cell in row.items()}
+    with contextlib.suppress(KeyError):
+        cells[label.lower()] = cell_at(row, label)
+    return cells
 
 
 def _parted(path: Path) -> tuple[str, str]:
@@ -183,9 +191,7 @@ def _read_json(path: Path) -> Iterator[Record]:
     try:
         records = json_rows("".join(line for _, line in lines_of(path)))
     except ValueError as error:
-        raise DataError(
-            f"{path}: not JSON ({error}); expected an array of objects; one an object a line is called .jsonl."
-        ) from error
+        raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or an object a line.") from error
     try:
         rows = rows_of(records)
     except (AttributeError, TypeError, ValueError) as error:
@@ -238,9 +244,11 @@ def rows_of(document: Any) -> list[Any]:
 
 
 def _of_index(document: dict[str, Any]) -> list[Any] | None:
-    """Return the rows of pandas' "index", ``{"0": {"text": ...}}``; columns are called by more than numbers."""
+    """Return the rows of pandas' "index", ``{"0": {"text": ...}}``: of usual columns, or more than has columns."""
     rows = [of for name, of in document.items() if name.isdigit() and isinstance(of, dict)]
-    return rows if rows and len(rows) == len(document) and not all(map(str.isdigit, rows[0])) else None
+    if not rows or len(rows) < len(document) or all(map(str.isdigit, rows[0])):
+        return None
+    return rows if {FIRST, *TEXTS, *LABELS} & lower_names(rows[0]).keys() or len(rows) > max(2, len(rows[0])) else None
 
 
 def _of_spacy(row: Any) -> Any:
@@ -274,7 +282,7 @@ _OTHER_NAMES: dict[str, Reader] = {
 
 
 _REMEDIES = {
-    " Unpack it, or pack it as .gz.": {".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"},
+    " Unpack it.": {".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"},
     " Save it as .xlsx or .csv.": {".xls", ".xlsb", ".ods"},
     " Save it as .parquet.": {".orc", ".pkl", ".pickle"},
 }
@@ -289,7 +297,7 @@ def format_of(path: Path) -> Reader | None:
     if end in _OTHER_NAMES:
         return _OTHER_NAMES[end]
     if path.is_dir() and end not in FORMATS and not is_dataset(path):
-        return read_brat if next(path.rglob("*.ann"), None) else read_folder
+        return read_brat if any(file.with_suffix(".txt").is_file() for file in marks_in(path)) else read_folder
     return FORMATS.get(end)
 
 

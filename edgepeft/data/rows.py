@@ -33,7 +33,6 @@ from edgepeft.data.columns import (
     LabelReader,
     by_convention,
     candidates_in,
-    cell_at,
     chosen_column,
     column_names,
     label_text,
@@ -42,7 +41,7 @@ from edgepeft.data.columns import (
     quote,
 )
 from edgepeft.data.label_names import LabelNames, files_beside, names_beside
-from edgepeft.data.pattern import nearest
+from edgepeft.data.pattern import cell_at, nearest
 
 if TYPE_CHECKING:
     from edgepeft.data.containers import Record
@@ -198,7 +197,9 @@ class _RowReader:
             self._shape = shape_of(self.path, head, picked=columns.candidates)
         self._of_prodigy = all(found.get("answer") in _ANSWERS for found in head)
         record = self._usual(head[0], str(self.path))
-        if not self._by_name:
+        if not self._by_name:  # a column is one of columns if it is so in all rows
+            flat = {name for found in head for name, cell in found.items() if not isinstance(cell, Mapping)}
+            record |= dict.fromkeys(flat & record.keys())
             self._named = by_convention(self.path, record, *columns[:3], labels=self.label_of is not None)
         if columns.named and self.label_of is not None and files_beside(self.path):
             label, values = columns.names[2], list[Any]()
@@ -251,7 +252,7 @@ class _RowReader:
         if told is None or not self._labels or columns.label is not None:
             return found
         if of_text and isinstance(record["text"], str):
-            _require_texts(record["text"], record["spans"], where)
+            require_texts(record["text"], record["spans"], where)
         return {**found, LABEL: {told: record[told]}}
 
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
@@ -324,7 +325,7 @@ class _RowReader:
         return (value or "").strip() or None
 
 
-def _require_texts(text: str, spans: Any, where: str) -> None:
+def require_texts(text: str, spans: Any, where: str) -> None:
     """Refuse a span that has another text than it says: some tools count an emoji, or a line's end, as two characters.
 
     Blanks are not compared, nor line ends as Label Studio writes them.

@@ -18,9 +18,11 @@ from edgepeft.data.columns import (
     TEXTS,
     lower_names,
     number_of,
+    one_of,
     parse_cell,
     require_names,
     sole,
+    text_columns,
 )
 from edgepeft.data.label_names import names_beside
 
@@ -36,11 +38,8 @@ _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _PASSAGES = ("article", "passage", "context")  # that a question is about
 _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
 _BODIES = ("body", "description", "content")
-_ANSWERED = (
-    (("instruction", "input"), "output"),
-    (("instruction", "context"), "response"),
-    (("prompt",), "completion"),
-)
+_INSTRUCTION = ("instruction", "input", "context")
+_ANSWERED = ((_INSTRUCTION, "output"), (_INSTRUCTION, "response"), (("prompt",), "completion"))
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
 
 
@@ -173,7 +172,8 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
         return [name for value in found(row, "choices") or () for name in value["choices"]]
 
     def chosen(row: Cells, *, several: bool) -> Cells:
-        label = made[0] if len(made := choices(row)) == 1 and not several else made or None
+        made, finished = choices(row), found(row, "choices") is not None
+        label = made if several and finished else made[0] if len(made) == 1 else made or None
         return {"sentence1": row["data"].get(column), "label": label}
 
     def number(row: Cells, what: str) -> Cells:
@@ -217,7 +217,7 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     elif text is None or endings is None or not isinstance(head[0][endings], list | Mapping):
         return None
     else:
-        from_1 = _from_1((row, row[endings]) for row in head if isinstance(row[endings], list))
+        from_1 = _from_1((row, row[endings]) for row in head if isinstance(row.get(endings), list))
         told = f"{f'{about}, ' if about else ''}{text} and {endings}"
         read = partial(_chosen, text=text, endings=endings, about=about, from_1=from_1)
 
@@ -284,13 +284,10 @@ def _texts(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("query", "answer")):
         if {first, second} <= names.keys() and not {*LABELS, *SCORES} & names.keys():
             one, other = names[first], names[second]
-            several = any(isinstance(row[other], list) and len(row[other]) > 1 for row in head)
-            told = f"{one} and {other}{', of which the first is read' * several}"
-            if others := ", ".join(name for name in names if name.startswith("neg")):
-                told += (
-                    f"; {others} {'are' if ',' in others else 'is'} not read, for the other rows of a batch are such"
-                )
-
+            several = any(isinstance(near := row.get(other), list) and len(near) > 1 for row in head)
+            told = f"{one} and {'the first of ' * several}{other}"
+            if others := ", ".join(n for n in ("neg", "negative", "negatives", "neg_scores") if n in names):
+                told += f"; {others} left out, for the other rows of a batch are such"
             return Shape("embedding", told, partial(_near, one=one, other=other))
     return None
 
@@ -334,6 +331,8 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
 
             return Shape("labels", f"a text and the choices in {label}", listed)
         named = all(isinstance(each, list) and all(type(name) in (str, int) for name in each) for each in lists)
+        if str(path).lower().endswith(".txt") and all(len(each) < 2 for each in lists):  # fastText's classes
+            return None
         told = f"a text and the list {label}"
         if all(len(each) == 1 for each in lists):
             told += ", which has one name in each row (--kind classification learns to tell which)"
@@ -356,11 +355,10 @@ def _picked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     if not {"text", "options", "accept"} <= names.keys():
         return None
     text, accept = names["text"], names["accept"]
-    one = all(len(row[accept]) == 1 for row in head if row.get("answer", "accept") == "accept")
+    one = all(len(row[accept]) == 1 for row in head if accept in row and row.get("answer", "accept") == "accept")
 
     def read(row: Cells) -> Cells:
-        accepted = row[accept]
-        return {**row, "sentence1": row[text], "label": accepted[0] if one and len(accepted) == 1 else accepted}
+        return {**row, "sentence1": row[text], "label": one_of(row[accept]) if one else row[accept]}
 
     return Shape("classification" if one else "labels", f"{text} and what is in {accept}", read)
 
@@ -382,7 +380,8 @@ def _titled(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
 def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Texts to write: a translation, a summary, the output of an instruction."""
     for asked, output in _ANSWERED:
-        if {asked[0], output} <= names.keys():
+        labelled = {*LABELS} & names.keys() and (asked[0] == "prompt" or text_columns(head[0]))
+        if {asked[0], output} <= names.keys() and not labelled:
             source, target = " ".join(f"{{{names[name]}}}" for name in asked if name in names), f"{{{names[output]}}}"
             return Shape("text", f"{asked[0]} and {output}", dict, source, target)
     for text, summary in _WRITTEN:

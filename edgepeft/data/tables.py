@@ -11,7 +11,7 @@ from typing import Any
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import counted, reason
-from edgepeft.data.columns import FIRST, LABELS, SCORES, TEXTS, quote
+from edgepeft.data.columns import FIRST, LABELS, SCORES, TEXTS, number_of, quote
 from edgepeft.data.containers import Record, archive_at, split_lines, table_lines
 
 _SHEET_ROWS = 1_048_576  # what Excel has
@@ -26,12 +26,15 @@ def read_xlsx(path: Path) -> Iterator[Record]:
         with archive_at(path, _SHEET_TIMES):
             every = load_workbook(path, read_only=True, data_only=True).worksheets
         sheets = [sheet for sheet in every if sheet.sheet_state == "visible"] or every
-        for n, sheet in enumerate(sheets, start=1):
+        others = [sheet.title for sheet in every if sheet.max_row != 1]
+        left = iter(range(2 * _SHEET_ROWS))  # of all sheets, each of which may be empty to its end
+        for sheet in sheets:
             sheet.reset_dimensions()  # which it states of itself: a billion empty rows, if it likes
-            rows = sheet.iter_rows(values_only=True, max_row=_SHEET_ROWS)
-            found = _under_header(path, ((line, [*map(_cell, row)]) for line, row in enumerate(rows, 1)), ragged=True)
+            rows = zip(sheet.iter_rows(values_only=True, max_row=_SHEET_ROWS), left, strict=False)
+            table = ((line, [*map(_cell, row)]) for line, (row, _) in enumerate(rows, 1))
+            found = _under_header(path, _below_title(path, table), ragged=True)
             if (first := next(found, None)) is not None:
-                _tell_others(path, sheet.title, [each.title for each in sheets[n:] if each.max_row != 1])
+                _tell_others(path, sheet.title, [title for title in others if title != sheet.title])
                 yield from itertools.chain([first], found)
                 return
     except DataError:
@@ -61,7 +64,7 @@ def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged:
     """Yield rows under the first one; a ``ragged`` table's end with their last cell.  Cells that are empty throughout
     are no row: spreadsheets end in such."""
     header, nameless = list[str](), list[int]()
-    for line, cells in _below_title(path, table):
+    for line, cells in table:
         if all(cell == "" for cell in cells):
             continue
         if not header:
@@ -93,7 +96,8 @@ def _below_title(path: Path, table: Iterator[tuple[int, list[Any]]]) -> Iterator
     filled = [[text for cell in cells if (text := str(cell).strip())] for _, cells in head]
     begin = next((i for i, texts in enumerate(filled) if len(texts) > 1), 0)
     above = [text for texts in filled[:begin] for text in texts]
-    if above and above[0].lower() not in _USUAL and _USUAL & {text.lower() for text in filled[begin]}:
+    header = {text.lower() for text in filled[begin]} if above else set()
+    if header & _USUAL and above[0].lower() not in _USUAL and all(number_of(name) is None for name in header):
         told = f"the names of columns stand in line {head[begin][0]}; what is above is not read: {quote(above[0])}"
         warnings.warn(f"{path}: {told}.", stacklevel=1)
         head = head[begin:]
@@ -150,8 +154,8 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
                 why = 'within a cell it stands twice (""), where Spark and MySQL write \\": write the file anew so.'
             raise DataError(f"{path}:{number}: not a table ({error}); {why}") from error
 
-    plain = form.get("quoting") == csv.QUOTE_NONE
-    yield from _under_header(path, _quotes_told(path, table()) if plain else table())
+    plain, rows = form.get("quoting") == csv.QUOTE_NONE, _below_title(path, table())
+    yield from _under_header(path, _quotes_told(path, rows) if plain else rows)
 
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*+"')

@@ -119,7 +119,7 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "not_json", "send Content-Type: application/json.")
-    if coding := request.headers.get("content-encoding"):
+    if (coding := request.headers.get("content-encoding", "")).strip().lower() not in ("", "identity"):
         raise Refused(415, "not_json", f"Content-Encoding {coding} is not read; send the JSON as it is.")
     content = request.scope[BODY]
     if len(content) <= _AT_ONCE:

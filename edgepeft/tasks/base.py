@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import class_named, classes_of, names_of
-from edgepeft.data.columns import Columns, label_text
+from edgepeft.data.columns import Columns, label_text, one_of
 from edgepeft.data.rows import Row
 from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks._conformal import Calibration
@@ -114,7 +114,7 @@ class TaskType(Calibration, ABC):
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
         """Return a column's value as canonical text: equal labels are equal texts."""
-        return label_text(value, where)
+        return label_text(one_of(value), where)
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...] | None:

@@ -65,11 +65,6 @@ class Classification(TaskType):
         return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.guarantee.items())])
 
     @classmethod
-    def label_text(cls, value: Any, where: str) -> str:
-        """Return the name, of doccano's list of one too."""
-        return super().label_text(value[0] if isinstance(value, list) and len(value) == 1 else value, where)
-
-    @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return the labels: two at least, of which most stand in more than one row."""
         labels = tuple(sorted({row.label or "" for row in rows}))

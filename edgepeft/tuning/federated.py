@@ -236,12 +236,11 @@ class LocalTuner:
         entry.  ``account`` says in the task's card how they came about.
 
         Raises:
-            UsageError: another run holds the task.
+            UsageError: another run holds the task, or this tuner is done.
             EdgepeftError: the bundle cannot be written.
         """
         run, loop, given = self._run, self._run.loop, self._checked(tensors)
         with claim(self._folder, self._task):
-            self._done = True
             run.engine.load_state(_state(self.tensors, None))
             loop.position = Position()
             loop.evaluate()
@@ -252,6 +251,7 @@ class LocalTuner:
             tuned = dataclasses.replace(tuned, training={**tuned.training, **account})
             check = run.engine.check()
             entry = put_in_force(self._bundle, run.target, tuned, check) if tuned.improved else None
+        self._done = True
         return TuneResult(**vars(tuned), entry=entry)
 
     def _checked(self, tensors: Mapping[str, NDArray[Any]]) -> Arrays:

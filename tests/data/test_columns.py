@@ -5,7 +5,9 @@ import json
 import pytest
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.columns import Columns
+from edgepeft.data.columns import Columns, column_names, label_text
+from edgepeft.data.pattern import pattern
+from edgepeft.data.readers import splits_of
 from edgepeft.data.rows import read_rows
 
 
@@ -63,6 +65,25 @@ def read(tmp_path, *rows, **columns):
 def test_a_column_within_columns_is_named_with_dots(tmp_path):
     (row,) = read(tmp_path, NESTED, text="review.text", label="label.name")
     assert (row.sentence1, row.label, row.task) == ("Cold soup.", "bad", "food")
+
+
+def test_a_name_with_a_dot_is_not_gone_into_and_our_own_mappings_are_no_columns(tmp_path):
+    assert column_names({"a.b": {"c": 1}, "d": {"e": 1}}) == ["a.b", "d.e"]
+    with pytest.raises(DataError, match=r'must be a text or a number; found \{"spans": \[\]\}\.$'):
+        label_text({"spans": []}, "a:1")
+
+
+@pytest.mark.parametrize(("cells", "parts"), [(("x", "y"), {"train", "test"}), (("x", -1), {"train"})])
+def test_a_split_without_labels_within_columns_is_left_out(tmp_path, cells, parts):
+    for name, cell in zip(("train", "test"), cells, strict=True):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "a", "meta": {"cls": cell}}) + "\n")
+    assert {*splits_of(tmp_path, "meta.cls")} == parts
+
+
+def test_a_pattern_reads_a_column_within_columns():
+    assert pattern("say {review.text}").filled(NESTED, "a:1") == "say Cold soup."
+    with pytest.raises(DataError, match=r"a:1: no column review\.by\.name, which"):
+        pattern("{review.by.name}").filled(NESTED, "a:1")
 
 
 def test_a_column_that_has_the_very_name_is_the_one_that_is_read(tmp_path):

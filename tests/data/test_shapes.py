@@ -118,6 +118,7 @@ READ = {
     "flag-embedding": ({"query": "a", "pos": ["b", "d"], "neg": ["c"]}, ("a", "b", None)),
     "label-studio-choice": (annotated({"choices": ["x"]}), ("a", None, "x")),
     "label-studio-choices": (annotated({"choices": ["y", "x"]}), ("a", None, '["x","y"]')),
+    "negation": ({"query": "a", "pos": ["b"], "negation": True}, ("a", "b", None)),
     "label-studio-stars": (annotated({"rating": 4}), ("a", None, "4")),
     "label-studio-number": (annotated({"number": 2.5}), ("a", None, "2.5")),
     "label-studio-min-choices": ({"text": "a", "id": 7, "sentiment": {"choices": ["y", "x"]}}, ("a", None, '["x","y"]')),
@@ -165,14 +166,74 @@ def test_a_list_of_one_name_in_each_row_may_be_asked_for_as_classes(tmp_path):
         ({"instruction": "a", "context": "b", "response": "c"}, "{instruction} {context}", "{response}"),
         ({"prompt": "a", "completion": "b"}, "{prompt}", "{completion}"),
         ({"instruction": "a", "input": "b", "output": "c"}, "{instruction} {input}", "{output}"),
+        (
+            {"instruction": "a", "context": "b", "response": "c", "category": "d"},
+            "{instruction} {context}",
+            "{response}",
+        ),
+        ({"instruction": "a", "input": "b", "response": "c"}, "{instruction} {input}", "{response}"),
+        ({"instruction": "a", "context": "b", "output": "c"}, "{instruction} {context}", "{output}"),
     ],
-    ids=["dolly", "openai", "alpaca"],
+    ids=["dolly", "openai", "alpaca", "dolly-category", "input-response", "context-output"],
 )
 def test_what_is_asked_and_answered_is_text_to_write(tmp_path, row, source, target):
     path = jsonl(tmp_path / "rows.jsonl", [row])
     with pytest.warns(UserWarning, match="--kind text is taken"):
         shape = recognised_shape(path, head_of(path))
     assert (shape.source, shape.target) == (source, target)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("answered", [{"prompt": "p", "completion": "c"}, {"instruction": "i", "response": "r"}])
+@pytest.mark.parametrize("texts", [("text",), ("premise", "hypothesis")])
+def test_a_text_with_its_label_is_classified_whatever_was_asked_beside_it(tmp_path, texts, answered):
+    path = jsonl(tmp_path / "rows.jsonl", [{**dict.fromkeys(texts, "a"), "label": "x", **answered}])
+    assert recognised_shape(path, head_of(path)) is None
+    assert [row.label for row in of_kind(path, "classification")] == ["x"]
+
+
+def test_completions_that_a_label_calls_good_or_bad_are_refused():
+    """TRL's rows for KTO."""
+    rows = Records([{"prompt": "p", "completion": f"c{i}", "label": i % 2 == 0} for i in range(8)])
+    assert recognised_shape(rows, head_of(rows)) is None
+    with pytest.raises(DataError, match="If label says which completions are good: keep those rows alone"):
+        load_data(rows)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ({"query": "q", "pos": ["b", "c"]}, {"query": "r"}, None),
+        ({"question": "q", "choices": ["b", "c"], "answer": "B"}, {"question": "r"}, "1"),
+        ({"text": "q", "options": [], "accept": ["y"], "answer": "accept"}, {"text": "r", "answer": "accept"}, "y"),
+    ],
+)
+def test_a_row_without_a_column_takes_no_other_rows_shape_away(tmp_path, first, second, wanted):
+    path = jsonl(tmp_path / "rows.jsonl", [first, second])
+    shape = recognised_shape(path, head_of(path))
+    bad, asked = [], kind_named(shape.kind)
+    given = {"labels": wanted is not None, "columns": asked.columns(Columns()), "label_of": asked.label_text}
+    (row,) = read_rows(path, bad=lambda line, *_: bad.append(line), **given)
+    assert (row.label, bad) == (wanted, [2])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_finished_annotation_without_a_choice_is_a_row_of_no_labels(tmp_path):
+    none = {**annotated(), "annotations": []}
+    path = jsonl(tmp_path / "rows.jsonl", [annotated({"choices": ["y", "x"]}), annotated(), none])
+    bad, asked = [], kind_named("labels")
+    given = {"columns": asked.columns(Columns()), "label_of": asked.label_text}
+    rows = read_rows(path, labels=True, bad=lambda line, *_: bad.append(line), **given)
+    assert ([row.label for row in rows], bad) == (['["x","y"]', "[]"], [3])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_first_row_with_columns_in_its_text_costs_that_row_alone(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": {"de": "x"}, "label": "x"}, {"text": "a", "label": "y"}])
+    bad = []
+    assert [row.label for row in read_rows(path, labels=True, bad=lambda line, *_: bad.append(line))] == ["y"]
+    assert bad == [1]
 
 
 MARKS = [
@@ -574,8 +635,8 @@ def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tm
         ("a.json", b'{"data": [{"paragraphs": 5}]}', "a.json: expected rows under data, or SQuAD's paragraphs"),
         ("a.json", b'{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "a.json: expected rows under data"),
         ("a.json", b'{"data": {"a": 1}}', "a.json:1: no column sentence1"),
-        ("a.txt", b"Just some text.\n", "a.txt has no words with tags.* a table is called .csv"),
-        ("a.csv.zst", b"", "a.csv.zst ends in .zst.* Unpack it, or pack it as .gz"),
+        ("a.txt", b"Just some text.\n", "a.txt has no words with tags.* If it is a table, call it .csv"),
+        ("a.csv.zst", b"", r"a.csv.zst ends in .zst.* Unpack it\.$"),
         ("a.ods", b"", "a.ods ends in .ods.* Save it as .xlsx or .csv"),
         ("a.tsv", b"#FORMAT=WebAnno TSV 3.3\n", "a.tsv is INCEpTION's WebAnno TSV; export CoNLL 2002"),
         ("a.csv", b'text,label\n"a \\"b\\" c",x\n', r'a.csv:2: not a table .* twice \(""\), where Spark'),
@@ -808,6 +869,20 @@ def test_other_documents_of_json_have_the_same_rows(tmp_path, name, document):
     assert head_of(path) == [{"text": "Ada came.", "entities": [[0, 3, "PER"]]}]
 
 
+@pytest.mark.parametrize(
+    ("document", "rows"),
+    [
+        ({"0": {"r0": "a", "r1": "b"}, "1": {"r0": "x", "r1": "y"}}, [{"0": "a", "1": "x"}, {"0": "b", "1": "y"}]),
+        ({"0": {"r0": "a"}, "1": {"r0": "x"}}, [{"0": "a", "1": "x"}]),
+        ({"0": {"Satz": "a"}, "1": {"Satz": "b"}, "2": {"Satz": "c"}}, [{"Satz": "a"}, {"Satz": "b"}, {"Satz": "c"}]),
+        ({"0": {"Text": "a", "y": "x"}}, [{"Text": "a", "y": "x"}]),
+    ],
+)
+def test_columns_of_pandas_may_be_called_by_numbers_and_rows_too(tmp_path, document, rows):
+    (path := tmp_path / "rows.json").write_text(json.dumps(document))
+    assert head_of(path) == rows
+
+
 def test_a_json_of_an_object_a_line_is_read_by_its_lines(tmp_path):
     """As ``Dataset.to_json`` and pandas write them, and as many data sets are published."""
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
@@ -824,12 +899,19 @@ def test_lines_of_fasttext_are_texts_with_their_labels(tmp_path):
     (path := tmp_path / "rows.txt").write_text(
         "__label__good  It was, well, fine.\n\n__label__not_good Cold __label__ soup\n"
     )
-    assert head_of(path) == [
-        {"text": "It was, well, fine.", "label": "good"},
-        {"text": "Cold __label__ soup", "label": "not_good"},
-    ]
+    wanted = [("It was, well, fine.", "good"), ("Cold __label__ soup", "not_good")]
+    assert [(row.sentence1, row.label) for row in of_kind(path, "classification")] == wanted
+    assert recognised_shape(path, head_of(path)) is None
+    assert [row.label for row in of_kind(path, "labels")] == ['["good"]', '["not_good"]']
     path.write_text("__label__a __label__b One.\n__label__a Two.\n")
+    assert recognised_shape(path, head_of(path)).kind == "labels"
     assert [row.label for row in of_kind(path, "labels")] == ['["a","b"]', '["a"]']
+    path.write_text("__label__4.5 One.\n__label__2 Two.\n")
+    with pytest.raises(UsageError, match="label holds numbers"):
+        recognised_shape(path, head_of(path))
+    assert [row.label for row in of_kind(path, "regression")] == ["4.5", "2"]
+    path.write_text("__label__a One.\n" * 150 + "__label__a __label__b Two.\nNone.\n__label__b")
+    assert [row.label for row in of_kind(path, "labels")][-3:] == ['["a","b"]', "[]", '["b"]']
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -845,9 +927,25 @@ def test_a_folder_of_brat_has_texts_and_their_marks(tmp_path):
         (folder / "2.ann").write_text(f"T1\t{mark}\n", encoding="utf-8")
         with pytest.raises(DataError, match=r"2\.ann:1: a mark has one start and one end; found 'T1"):
             of_kind(tmp_path / "brat", "tokens")
+    (folder / "2.ann").write_text("T1\tPER 0 2\tbody\n")
+    with pytest.raises(DataError, match=r"2\.ann: the span 0 to 2 says .body., and .No. stands there"):
+        of_kind(tmp_path / "brat", "tokens")
     (folder / "2.txt").unlink()
     with pytest.raises(DataError, match=r"2\.ann has no text beside it"):
         of_kind(tmp_path / "brat", "tokens")
+
+
+def test_marks_without_texts_make_no_brat_of_a_folder_and_parts_of_it_are_not_read_as_one(tmp_path):
+    """As Annoy's indices, git's branches, and what macOS copies with a file."""
+    for name in ("spam/1.txt", "ham/2.txt", "index.ann", ".git/x.ann", ".git/x.txt", "spam/._1.ann", "spam/._1.txt"):
+        (file := tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("a")
+    assert [row["label"] for row in head_of(tmp_path / "texts")] == ["ham", "spam"]
+    for name in ("train/1.txt", "train/1.ann", "test/2.txt", "test/2.ann"):
+        (file := tmp_path / "brat" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    with pytest.raises(DataError, match="brat has folders test and train: give each"):
+        head_of(tmp_path / "brat")
 
 
 def sheets(path, **rows_of):
@@ -868,8 +966,11 @@ ROWS_OF_SHEET = [("text", "label"), ("a", "x"), ("b", "y")]
 
 def test_the_first_sheet_that_is_shown_and_has_rows_is_read_and_others_are_named(tmp_path):
     wanted = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
-    path = sheets(tmp_path / "rows.xlsm", hidden_Old=[("p",), ("q",)], Sheet1=[], Data=ROWS_OF_SHEET, Sheet3=[])
+    path = sheets(tmp_path / "rows.xlsm", Sheet1=[], Data=ROWS_OF_SHEET, Sheet3=[])
     with warnings.catch_warnings(action="error"):
+        assert head_of(path) == wanted
+    path = sheets(tmp_path / "rows.xlsm", hidden_Old=[("p",), ("q",)], Cover=[(), ("a",)], Data=ROWS_OF_SHEET)
+    with pytest.warns(UserWarning, match=r"the sheet Data is read, and Old, Cover are not"):
         assert head_of(path) == wanted
     path = sheets(tmp_path / "rows.xlsx", train=ROWS_OF_SHEET, test=ROWS_OF_SHEET)
     with pytest.warns(UserWarning, match=r"the sheet train is read, and test is not"):
@@ -883,10 +984,21 @@ def test_a_title_above_the_names_of_columns_is_left_out_and_said(tmp_path):
     (path := tmp_path / "rows.csv").write_text("Reviews of 2024,\ntext,label\na,x\n")
     with pytest.warns(UserWarning, match="stand in line 2"):
         assert head_of(path) == [{"text": "a", "label": "x"}]
-    for content in ("text\na\nb\n", ",text\n0,text\n1,b\n", "note,text\n,a\n"):  # no title
+    for content in ("text\na\nb\n", ",text\n0,text\n1,b\n", "note,text\n,a\n", ",sms\n0,Content\n1,b\n"):  # no title
         path.write_text(content)
         with warnings.catch_warnings(action="error"):
-            assert [row["text"] for row in head_of(path)][-1] in "ab"
+            assert [*head_of(path)[-1].values()][-1] in "ab"
+    (path := tmp_path / "rows.tsv").write_text('Reviews\ntext\tlabel\n"a"\tx\n')
+    with pytest.warns(UserWarning, match="quotation marks around 1 cell are characters of the text"):
+        assert head_of(path) == [{"text": '"a"', "label": "x"}]
+
+
+def test_sheets_without_rows_are_walked_as_far_as_two_whole_ones_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgepeft.data.tables._SHEET_ROWS", 50)
+    rows = [*[()] * 40, *ROWS_OF_SHEET]
+    assert len(head_of(sheets(tmp_path / "rows.xlsx", A=[*[()] * 49, ("x",)], B=rows))) == 2
+    blank = {name: [*[()] * 49, ("x",)] for name in "ABC"}
+    assert head_of(sheets(tmp_path / "rows.xlsx", **blank, D=rows)) == []
 
 
 def test_characters_that_excel_writes_by_their_codes_are_these(tmp_path):

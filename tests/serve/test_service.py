@@ -293,6 +293,7 @@ def test_a_compressed_body_is_refused_as_such(served):
     answer = served.predict("mood", body, headers={"Content-Encoding": "gzip"})
     assert code(answer) == (415, "not_json")
     assert "gzip" in answer[2]["error"]["message"]
+    assert served.predict("mood", b'{"text":"w5"}', headers={"Content-Encoding": "Identity"})[0] == 200
 
 
 def test_a_foreign_name_for_loopback_is_refused(served):

@@ -47,7 +47,8 @@ class CheckTexts:
         if self.given is None and self.data is not None:
             columns = of_source(self.columns, source)
             columns = columns if kind is None else kind.columns(columns)
-            rows = list(read_rows(self.data, labels=columns.label is not None, columns=columns))
+            how: dict[str, Any] = {} if kind is None else {"label_of": kind.label_text}
+            rows = list(read_rows(self.data, labels=columns.label is not None, columns=columns, **how))
             texts = [Text(row.sentence1, row.sentence2) for row in rows] if kind is None else [*kind.read(rows)[0]]
             # Spread over all lengths: the shortest and the longest are where padding goes wrong.
             texts.sort(key=lambda text: len(text.first) + len(text.second or ""))
