@@ -364,43 +364,27 @@ def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exporte
 
 
 @pytest.mark.parametrize("again", ["without", "not at all"])
-def test_joined_matrices_of_an_entry_that_is_gone_are_made_for_the_session(every_method, tmp_path, monkeypatch, again):
+def test_joined_matrices_of_an_entry_that_is_gone_are_made_for_the_session(exported, monkeypatch, again):
     from edgepeft.runtime import prepacked, session_pool
 
-    tasks = ("pfeiffer", "lora")
-    folder = shutil.copytree(every_method, tmp_path / "bundle")
-    expected = {task: Runtime(folder, cache=False).predict(task, "w5 w7 w9")[0].logits for task in tasks}
-    ways, full = iter([True, False]), nullcontext()
+    (expected,) = Runtime(exported, cache=False).predict("mood", "w5 w7 w9")
+    ways = iter([True, False])
     monkeypatch.setattr(prepacked, "_tried", lambda *_: {"one_row": True, "joined": next(ways), "ms": {}})
     structure_and_values = session_pool.structure_and_values
 
     def emptied(model):  # between what the entry said and what is placed
-        if cache_folder().exists():
-            shutil.rmtree(cache_folder())
-            assert any("+" in each.name for each in model.graph.initializer)
+        assert any("+" in each.name for each in model.graph.initializer)
+        shutil.rmtree(cache_folder())
         if again == "not at all":
             monkeypatch.setattr(prepacked.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5})())
         return structure_and_values(model)
 
     monkeypatch.setattr(session_pool, "structure_and_values", emptied)
-    if again == "not at all":
-        full = pytest.warns(RuntimeWarning, match="no space left")
-    with full, Runtime(folder) as runtime:
-        for task in tasks:
-            np.testing.assert_allclose(runtime.predict(task, "w5 w7 w9")[0].logits, expected[task], rtol=0, atol=1e-5)
-
-
-def test_a_process_that_finds_joined_vectors_in_the_entry_hashes_no_weights(tiny, tmp_path, monkeypatch):
-    from edgepeft.runtime import prepacked
-
-    monkeypatch.setattr(prepacked, "_tried", lambda *_: {"one_row": True, "joined": True, "ms": {}})
-    write_backbone(open_backbone(str(tiny("bert", hidden_size=256))), tmp_path)
-    inputs = ragged(1, 5, {"vocab_size": 60, "pad_token_id": 0})
-    with Runtime(tmp_path) as runtime:
-        expected = runtime.last_hidden_state(inputs)
-    monkeypatch.setattr(Bundle, "hash_weights", lambda _: pytest.fail("the weights are hashed again"))
-    with Runtime(tmp_path) as runtime:
-        np.testing.assert_array_equal(runtime.last_hidden_state(inputs), expected)
+    full = pytest.warns(RuntimeWarning, match="no space left") if again == "not at all" else nullcontext()
+    with full, Runtime(exported) as runtime:
+        (got,) = runtime.predict("mood", "w5 w7 w9")
+    np.testing.assert_allclose(got.logits, expected.logits, rtol=0, atol=1e-5)
+    assert len([*ways]) == (1 if again == "not at all" else 0)
 
 
 @pytest.mark.skipif(saturates_in_8_bits(), reason="products of uint8 and int8 overflow on this processor")
@@ -453,9 +437,13 @@ def test_a_limit_that_is_no_number_is_named(exported, monkeypatch):
         Runtime(exported).session("mood")
 
 
-def test_weights_are_hashed_once_and_again_when_they_change(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("joined", [True, False])
+def test_weights_are_hashed_once_and_again_when_they_change(tiny, tmp_path, monkeypatch, joined):
     from edgepeft.bundle import bundle as module
+    from edgepeft.runtime import prepacked
 
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepacked, "_tried", lambda *_: {"one_row": True, "joined": joined, "ms": {}})
     (bundle := tmp_path / "bundle").mkdir()
     wide = tiny("bert", hidden_size=256, intermediate_size=256)  # as real ones: nothing is read beside the copy
     write_backbone(open_backbone(str(wide)), bundle)
@@ -463,8 +451,9 @@ def test_weights_are_hashed_once_and_again_when_they_change(tiny, tmp_path, monk
     hashed = []
     plain = module.sha256_of
     monkeypatch.setattr(module, "sha256_of", lambda path: hashed.append(path.name) or plain(path))
-    Runtime(bundle).last_hidden_state(inputs)
-    Runtime(bundle).last_hidden_state(inputs)
+    one = {name: values[:1, : int(inputs["attention_mask"][0].sum())] for name, values in inputs.items()}
+    for each in (inputs, one, one):
+        Runtime(bundle).last_hidden_state(each)
     assert hashed.count("model.safetensors") == 1
     path = bundle / "model.safetensors"
     content, times = path.read_bytes(), path.stat()
