@@ -50,12 +50,11 @@ def forms_of(graph: onnx.ModelProto, weights: Path) -> Iterator[tuple[str, onnx.
 
     yield "as stored", graph
     join = partial(join_attention, join=joined)
-    lowerings: dict[str, list[Callable[[onnx.ModelProto], object]]] = {
-        _ONE_ROW: [for_one_row],
-        f"{_ONE_ROW}, joined": [for_one_row, join],
-    }
-    if any(True for _ in integer_products(graph.graph)):
-        lowerings = {
+    lowerings: dict[str, list[Callable[[onnx.ModelProto], object]]] = {_ONE_ROW: [for_one_row]}
+    if not any(True for _ in integer_products(graph.graph)):
+        lowerings[f"{_ONE_ROW}, joined"] = [for_one_row, join]
+    else:
+        lowerings |= {
             "lowered": [lower_integers],
             f"lowered, {_ONE_ROW}": [for_one_row, lower_integers],
             f"lowered, {_ONE_ROW}, joined (QAttention)": [for_one_row, join, lower_integers],

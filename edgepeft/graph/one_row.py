@@ -12,7 +12,7 @@ The result equals the packed graph's to float32's rounding.
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import NamedTuple, TypeGuard
 
@@ -201,17 +201,21 @@ def _add_in_products(graph: onnx.GraphProto) -> None:
                 add.nodes.append(product)
                 break
     for x, found in updates.items():
-        a = [reduce(partial(add.op, "Mul"), update.factors, update.a) for update in found]
-        low = [add.op("Gemm", x, a[0] if len(a) == 1 else add.op("Concat", *a, axis=0), transB=1)]  # (T, all r)
-        if len(found) > 1:
-            (whole,), low = low, [f"{update.total.output[0]}/low" for update in found]
-            sizes = add.ints(*(ranks[update.a] for update in found))
-            add.nodes.append(helper.make_node("Split", [whole, sizes], low, f"{whole}/parts", axis=-1))
-        for update, of_update in zip(found, low, strict=True):
-            add.op("Gemm", of_update, update.b, update.rest, output=update.total.output[0], transB=1)
-            add.nodes[-1].name = update.total.name  # a delta may call another node as it calls this value
+        _share(add, x, found, [ranks[update.a] for update in found])
     replace_nodes(graph, add.nodes)
     graph.initializer.extend(add.initializers.values())
+
+
+def _share(add: Writer, x: str, updates: Sequence[_Update], ranks: Sequence[int]) -> None:
+    """Write updates of one x, whose first products are one."""
+    a = [reduce(partial(add.op, "Mul"), update.factors, update.a) for update in updates]
+    low = [add.op("Gemm", x, a[0] if len(a) == 1 else add.op("Concat", *a, axis=0), transB=1)]  # (T, all r)
+    if len(updates) > 1:
+        (whole,), low = low, [f"{update.total.output[0]}/low" for update in updates]
+        add.nodes.append(helper.make_node("Split", [whole, add.ints(*ranks)], low, f"{whole}/parts", axis=-1))
+    for update, of_update in zip(updates, low, strict=True):
+        add.op("Gemm", of_update, update.b, update.rest, output=update.total.output[0], transB=1)
+        add.nodes[-1].name = update.total.name  # a delta may call another node as it calls this value
 
 
 def is_x_w(node: onnx.NodeProto) -> bool:

@@ -24,13 +24,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.emit import external_tensor
@@ -40,10 +39,10 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
-from edgepeft.graph.joined_row import FOR_ATTENTION, add_joined, join_attention
-from edgepeft.graph.names import grouped_name, names_in
+from edgepeft.graph.joined_row import add_joined, join_attention
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
+from edgepeft.runtime.placing import Places, joined_tensor, known_joined, place, side_by_side
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
@@ -68,9 +67,6 @@ _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 _FOLDING = ["ConstantFolding"]
 
 
-Places = Mapping[str, Mapping[str, str]]
-
-
 class Prepacked:
     """A held cache entry; graphs are placed on it."""
 
@@ -82,11 +78,11 @@ class Prepacked:
 
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
-        _place(model, bundle, self.tensors)
+        place(model, bundle, self.tensors)
 
     def join(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """``join_attention``, where joined matrices are quicker here."""
-        join_attention(model, partial(_known, bundle, self.tensors))
+        join_attention(model, partial(known_joined, bundle, self.tensors))
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
@@ -192,11 +188,11 @@ def _build(bundle: Bundle, folder: Path) -> None:
         _with_output(model, bundle.text_graphs.decoder)
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attention_matrices(lowered.model.graph)]
-            join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
+            join_products(model.graph, groups, partial(joined_tensor, bundle, {}))
     row, quantised = copied(bundle.backbone_graph), bundle.manifest.backbone.weights_dtype != "fp32"
     joined = list[str]()
     if not (quantised and saturates_in_8_bits()) and for_one_row(row):
-        joined = add_joined(model, row, partial(_side_by_side, bundle))
+        joined = add_joined(model, row, partial(side_by_side, bundle))
     options, written = session_options(), folder / "backbone.onnx"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = str(written)
@@ -217,12 +213,12 @@ def _build(bundle: Bundle, folder: Path) -> None:
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
     separate = {name: where for name, where in tensors.items() if name not in joined}
     without_joined, _ = _lay_out((separate, {name: tensors[name] for name in joined if name in tensors}), packed)
-    _place(model, bundle, tensors)
+    place(model, bundle, tensors)
     given = _answer(open_session(model, folder))
     for name, values in expected.items():  # packing changes nothing but the last digits, which fusing moves
         if not np.allclose(values, given[name], rtol=1e-4, atol=1e-5, equal_nan=True):
             raise EdgepeftError(f"the prepacked weights give another {name} than the weights themselves.")
-    tried = _tried(bundle, folder, {"packed": separate, "one_row": separate, "joined": tensors})
+    tried = _tried(bundle, folder, separate, tensors)
     if not tried["joined"]:
         os.truncate(packed, without_joined)
     write_json(folder / _PLACES_FILE, tensors if tried["joined"] else separate)
@@ -230,38 +226,43 @@ def _build(bundle: Bundle, folder: Path) -> None:
     write_checksums(folder)
 
 
-def _tried(bundle: Bundle, folder: Path, forms: Mapping[str, Places]) -> dict[str, Any]:
-    """Time a row alone on the bare backbone, by turns in three forms: packed, by ``for_one_row``, and with
-    ``join_attention`` too.  Says whether the later forms are clearly quicker than the one before, and the times.
+def _tried(bundle: Bundle, folder: Path, separate: Places, tensors: Places) -> dict[str, Any]:
+    """Time a row alone on the bare backbone: packed, by ``for_one_row``, and with ``join_attention`` too.
 
-    The forms are those of ``_build`` and ``Runtime._session_of_one_row``.
+    Says whether the later forms are clearly quicker than the one before, and the times.  The forms are those of
+    ``_build`` and ``Runtime._session_of_one_row``; two at a time, for each session maps the file anew.
     """
+    if not for_one_row(row := copied(bundle.backbone_graph)):
+        return {"one_row": True, "joined": False, "ms": {}}
+    found = _raced(bundle, folder, {"packed": (bundle.backbone_graph, separate), "one_row": (row, separate)})
+    joined = False
+    if separate != tensors:
+        again = _raced(bundle, folder, {"one_row": (row, separate), "joined": (row, tensors)})
+        found = {**found, "one_row": min(found["one_row"], again["one_row"]), "joined": again["joined"]}
+        joined = found["joined"] < _CLEARLY * found["one_row"]
+    slower = found["packed"] < _CLEARLY * found["joined" if joined else "one_row"]
+    milliseconds = {form: round(1000 * s, 3) for form, s in found.items()}
+    return {"one_row": not slower, "joined": joined and not slower, "ms": milliseconds}
+
+
+def _raced(bundle: Bundle, folder: Path, forms: Mapping[str, tuple[onnx.ModelProto, Places]]) -> dict[str, float]:
+    """The least seconds of a row by each graph, by turns."""
     sessions = {}
-    for form, tensors in forms.items():
-        model = copied(bundle.backbone_graph)
-        if form != "packed" and not for_one_row(model):
-            return {"one_row": True, "joined": False, "ms": {}}
-        _place(model, bundle, tensors)
-        if form != "joined" or tensors != forms["one_row"]:
-            options = session_options()  # no form's threads spin for work while another's run
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            sessions[form] = open_session(model, folder, options=options)
+    for form, (graph, tensors) in forms.items():
+        place(model := copied(graph), bundle, tensors)
+        options = session_options()  # no form's threads spin for work while another's run
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        sessions[form] = open_session(model, folder, options=options)
     times: dict[str, list[float]] = {form: [] for form in sessions}
-    until = perf_counter() + _TRIAL_S
-    while (n := len(times["packed"])) < _LEAST_ROUNDS or (perf_counter() < until and n < _MOST_ROUNDS):
+    until, n = perf_counter() + _TRIAL_S, 0
+    while n < _LEAST_ROUNDS or (perf_counter() < until and n < _MOST_ROUNDS):
         for form, session in sessions.items():
             begin = perf_counter()
             _answer(session, min(_TRIAL_TOKENS, bundle.architecture.max_length))
             times[form].append(perf_counter() - begin)
+        n += 1
     # What else runs here only adds time, and may add it to one form alone: a median of few rounds kept the slower one.
-    found = {form: min(of_form) for form, of_form in times.items()}
-    joined = found.get("joined", np.inf) < _CLEARLY * found["one_row"]
-    slower = found["packed"] < _CLEARLY * (found["joined"] if joined else found["one_row"])
-    return {
-        "one_row": not slower,
-        "joined": joined and not slower,
-        "ms": {form: round(1000 * s, 3) for form, s in found.items()},
-    }
+    return {form: min(of_form) for form, of_form in times.items()}
 
 
 def _lay_out(groups: Sequence[dict[str, dict[str, str]]], packed: Path) -> list[int]:
@@ -275,15 +276,17 @@ def _lay_out(groups: Sequence[dict[str, dict[str, str]]], packed: Path) -> list[
     """
     if not any(groups):
         return [0 for _ in groups]
-    source, laid_out, ends = np.memmap(packed, np.uint8, "r").data, packed.with_name("laid_out.bin"), list[int]()
-    with laid_out.open("xb", buffering=0) as file:
+    laid_out, ends = packed.with_name("laid_out.bin"), list[int]()
+    with packed.open("rb", buffering=0) as source, laid_out.open("xb", buffering=0) as file:
 
         def moved(offset: str, length: str, large: int = _ALIGNED) -> str:
-            part = source[int(offset) : int(offset) + int(length)]
-            file.seek(-file.tell() % (large if len(part) >= large else _ALIGNED), os.SEEK_CUR)
+            source.seek(int(offset))
+            file.seek(-file.tell() % (large if int(length) >= large else _ALIGNED), os.SEEK_CUR)
             begin = file.tell()
-            while part:
-                part = part[file.write(part[: _HUGE_PAGE - file.tell() % _HUGE_PAGE]) :]
+            while (left := begin + int(length) - file.tell()) > 0:
+                part = source.read(min(left, _HUGE_PAGE - file.tell() % _HUGE_PAGE))
+                while part:  # a system may take less than it is given
+                    part = part[file.write(part) :]
             return str(begin)
 
         for tensors in groups:
@@ -326,79 +329,6 @@ def _with_output(model: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
     read = {name for node in needed for name in node.input} - have
     model.graph.initializer.extend(each for each in decoder.graph.initializer if each.name in read)
     model.graph.output.append(floats(Role.POOLED_LABELS, None))
-
-
-def _side_by_side(bundle: Bundle, parts: Sequence[onnx.TensorProto], axis: int, name: str) -> onnx.TensorProto:
-    """Tensors of the bundle's weights as one."""
-    dtype = helper.tensor_dtype_to_np_dtype(parts[0].data_type)
-    values = [np.frombuffer(_stored_bytes(part, bundle), dtype).reshape(part.dims) for part in parts]
-    return numpy_helper.from_array(np.concatenate(values, axis), name)
-
-
-def _known(
-    bundle: Bundle, tensors: Places, parts: Sequence[onnx.TensorProto], axis: int, name: str
-) -> onnx.TensorProto | None:
-    """A joined tensor: a matrix of the packed file, or none; of vectors, which may be too small for it, always."""
-    if len(parts[0].dims) == 1 and name not in tensors:  # too small for the file
-        return _side_by_side(bundle, parts, axis, name)
-    whole = TensorProto(name=name, data_type=parts[0].data_type, dims=parts[0].dims)
-    whole.dims[axis] *= len(parts)
-    whole.data_location = TensorProto.EXTERNAL
-    whole.external_data.add(key="location", value=bundle.weights.name)  # until it is placed
-    return whole if name in tensors else None
-
-
-def place_joined(model: onnx.ModelProto, bundle: Bundle, tensors: Places = MappingProxyType({})) -> None:
-    """Point joined tensors into the packed file, or copy them into the graph where an entry lacks them or is gone."""
-    stored = {each.name: each for each in bundle.backbone_graph.graph.initializer}
-    for initializer in (i for i in model.graph.initializer if len(names_in(i.name)) > 1):
-        if not _point_at(initializer, tensors) and not initializer.raw_data:
-            parts = [stored[name] for name in names_in(initializer.name.removesuffix(FOR_ATTENTION))]
-            axis = 1 if initializer.data_type == TensorProto.INT8 else 0
-            initializer.CopyFrom(_side_by_side(bundle, parts, axis, initializer.name))
-
-
-def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
-    join_attention(model, partial(_known, bundle, tensors))
-    place_joined(model, bundle, tensors)
-    grouped = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
-    if groups := [group for name in grouped if len(group := names_in(name)) > 1]:  # of a decoder
-        from edgepeft.graph.joined import join_products
-
-        join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))
-    for initializer in external_tensors(model.graph):
-        if place_of(initializer)["location"] == bundle.weights.name and not _point_at(initializer, tensors):
-            raw = _stored_bytes(initializer, bundle)
-            del initializer.external_data[:]
-            initializer.data_location, initializer.raw_data = TensorProto.DEFAULT, raw
-
-
-def _point_at(initializer: onnx.TensorProto, tensors: Places) -> bool:
-    """Have it lie in the packed file; False where that lacks it."""
-    # A grouped matrix lies there by the name that its product reads, beside its packed copy.
-    placed = tensors.get(grouped_name(initializer.name)) or tensors.get(initializer.name)
-    if placed is None:
-        return False
-    del initializer.external_data[:]
-    initializer.data_location = TensorProto.EXTERNAL
-    for key, value in placed.items():
-        initializer.external_data.add(key=key, value=value)
-    return True
-
-
-def _stored_bytes(initializer: onnx.TensorProto, bundle: Bundle) -> bytes:
-    bundle.hash_weights()
-    where = place_of(initializer)
-    return np.memmap(bundle.weights, np.uint8, "r", int(where["offset"]), (int(where["length"]),)).tobytes()
-
-
-def _joined_tensor(bundle: Bundle, tensors: Places, parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto:
-    """Tensors of the bundle's weights as one, which lies in the packed file, or else in the graph."""
-    joined = TensorProto(name=name, data_type=parts[0].data_type)
-    joined.dims[:] = [sum(part.dims[0] for part in parts), *parts[0].dims[1:]]
-    if not _point_at(joined, tensors):
-        joined.raw_data = b"".join(_stored_bytes(part, bundle) for part in parts)
-    return joined
 
 
 def _answer(session: ort.InferenceSession, n_tokens: int = 8) -> Mapping[str, Any]:

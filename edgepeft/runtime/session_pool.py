@@ -20,7 +20,8 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import PLACE
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
-from edgepeft.runtime.prepacked import Prepacked, hold_prepacked, place_joined
+from edgepeft.runtime.placing import place_joined
+from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session, return_free_memory
 
 LOWER_LAYERS = "lower layers"  # the table of sessions on layers that tasks share

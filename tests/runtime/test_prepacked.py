@@ -316,6 +316,9 @@ def test_packed_weights_that_give_other_values_are_not_used(exported, monkeypatc
     assert not entry_of(exported).exists()
 
 
+_RACES = ["packed", "one_row"] * 5 + ["one_row", "joined"] * 5  # whose turn it is in the trial
+
+
 @pytest.mark.parametrize(
     "costs",
     [
@@ -326,7 +329,7 @@ def test_packed_weights_that_give_other_values_are_not_used(exported, monkeypatc
         {"packed": 0.99, "one_row": 1.0, "joined": 1.1},
     ],
 )
-@pytest.mark.parametrize("slowed", [0, 1, 2])
+@pytest.mark.parametrize("slowed", [0, 1])
 def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exported, monkeypatch, costs, slowed):
     from edgepeft.runtime import prepacked, runtime
 
@@ -336,8 +339,8 @@ def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exporte
         if length:  # in the trial, by turns
             turn = len(sessions)
             sessions.append(session)
-            clock[0] += [*costs.values()][turn % 3] / 10
-            clock[0] += turn % 3 == slowed and turn < 9  # another process has the cores in three of five rounds
+            clock[0] += costs[_RACES[turn]] / 10
+            clock[0] += turn % 2 == slowed and turn % 10 < 6  # another process has the cores in three of five rounds
         return answer(session, *length)
 
     monkeypatch.setattr(prepacked, "_answer", answered)
@@ -354,7 +357,8 @@ def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exporte
             (got,) = opened.predict("mood", "w5 w7 w9")
         assert bool(asked) == alone
         assert got.label == expected[0].label and got.scores == pytest.approx(expected[0].scores, abs=1e-5)
-    assert len(sessions) == 15 and len({*map(id, sessions[:3])}) == 3
+    assert len(sessions) == 20
+    assert all(len({*map(id, sessions[race : race + 2])}) == 2 for race in (0, 10))
     places = json.loads((entry_of(exported) / "entry.json").read_bytes())
     assert sum("+" in name for name in places) == (2 if joined else 0)  # layers; biases are too small for the file
     parts = [where for name, where in places.items() if "+" not in name]
@@ -402,7 +406,7 @@ def test_in_8_bits_attention_is_one_operator_where_it_was_quicker_on_this_proces
 
     def answered(session, *length):
         if length:  # in the trial, by turns
-            clock[0] += [*costs.values()][len(asked) % 3] / 10
+            clock[0] += costs[_RACES[len(asked)]] / 10
             asked.append(session)
         return answer(session, *length)
 
@@ -416,7 +420,7 @@ def test_in_8_bits_attention_is_one_operator_where_it_was_quicker_on_this_proces
     monkeypatch.setattr(session_pool, "open_session", opening)
     with Runtime(tmp_path) as runtime:
         found = runtime.last_hidden_state(inputs)
-    assert len(asked) == 15 and len({*map(id, asked[:3])}) == 3
+    assert len(asked) == 20
     assert [operators.count("QAttention") for operators in opened] == [2 if quicker else 0]
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * np.abs(expected).max())  # a byte may turn
     places = json.loads((entry_of(tmp_path) / "entry.json").read_bytes())

@@ -23,7 +23,7 @@ from edgepeft.data.batches import Writing, encode
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.options.verbs import TrainSettings
-from edgepeft.tasks.text import Text as WrittenText
+from edgepeft.tasks.text import TextGeneration as WrittenText
 from edgepeft.training.engine import loss_of, torch_batch
 from edgepeft.training.loop import train_delta
 from edgepeft.training.text_engine import generated
