@@ -36,7 +36,7 @@ def side_by_side(bundle: Bundle, parts: Tensors, axis: int, name: str) -> onnx.T
     return whole
 
 
-def known_joined(bundle: Bundle, tensors: Places, parts: Tensors, axis: int, name: str) -> onnx.TensorProto | None:
+def _known(bundle: Bundle, tensors: Places, parts: Tensors, axis: int, name: str) -> onnx.TensorProto | None:
     """A joined tensor of the packed file; what it lacks is made of vectors alone, which may be too small for it."""
     whole = _whole(parts, axis, name)
     if name not in tensors:
@@ -44,6 +44,11 @@ def known_joined(bundle: Bundle, tensors: Places, parts: Tensors, axis: int, nam
     whole.data_location = TensorProto.EXTERNAL
     whole.external_data.add(key="location", value=bundle.weights.name)  # until it is placed
     return whole
+
+
+def join(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
+    """``join_attention``, where the packed file has the joined matrices; ``place_joined`` says where they lie."""
+    join_attention(model, partial(_known, bundle, tensors))
 
 
 def place_joined(model: onnx.ModelProto, bundle: Bundle, tensors: Places = MappingProxyType({})) -> None:
@@ -58,7 +63,7 @@ def place_joined(model: onnx.ModelProto, bundle: Bundle, tensors: Places = Mappi
 
 def place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
-    join_attention(model, partial(known_joined, bundle, tensors))
+    join(model, bundle, tensors)
     place_joined(model, bundle, tensors)
     grouped = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
     if groups := [group for name in grouped if len(group := names_in(name)) > 1]:  # of a decoder

@@ -39,10 +39,10 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
-from edgepeft.graph.joined_row import add_joined, join_attention
+from edgepeft.graph.joined_row import add_joined
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
-from edgepeft.runtime.placing import Places, joined_tensor, known_joined, place, side_by_side
+from edgepeft.runtime.placing import Places, join, joined_tensor, place, side_by_side
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
@@ -82,7 +82,7 @@ class Prepacked:
 
     def join(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """``join_attention``, where joined matrices are quicker here."""
-        join_attention(model, partial(known_joined, bundle, self.tensors))
+        join(model, bundle, self.tensors)
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
@@ -176,10 +176,6 @@ def prepacked_key(bundle: Bundle) -> str:
 
 def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
-    # Each tensor, and its packed copy, as written and as laid out; a quarter of them joined, and its packed copy.
-    needed = int(5.2 * bundle.weights.stat().st_size)
-    if shutil.disk_usage(folder).free < needed:  # ONNX Runtime reports no error when the disk is full
-        raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
     model = _with_pooler(bundle)
     if bundle.architecture.decoder_only and bundle.manifest.backbone.text is not None:
         from edgepeft.graph.in_place import in_place
@@ -193,6 +189,10 @@ def _build(bundle: Bundle, folder: Path) -> None:
     joined = list[str]()
     if not (quantised and saturates_in_8_bits()) and for_one_row(row):
         joined = add_joined(model, row, partial(side_by_side, bundle))
+    # Each tensor, and its packed copy, as written and as laid out; of those joined, a quarter, as much again.
+    needed = int((5.2 if joined else 4.2) * bundle.weights.stat().st_size)
+    if shutil.disk_usage(folder).free < needed:  # ONNX Runtime reports no error when the disk is full
+        raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
     options, written = session_options(), folder / "backbone.onnx"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = str(written)

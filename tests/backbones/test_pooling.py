@@ -1,5 +1,8 @@
 """Each pooling's forms agree with the definition, computed text by text in NumPy."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -46,3 +49,8 @@ def test_each_pooled_site_has_a_role_and_others_than_those_of_a_text_make_no_emb
     assert {pooling.site for pooling in DEFINED} <= {role.value for role in Role}
     with pytest.raises(UsageError, match="an embedding is pooled as first or mean; last are what"):
         _ = Pooling.LAST.embedding
+
+
+@pytest.mark.parametrize("pooling", [*EMBEDDINGS, Pooling.LAST, Pooling.LABELS, Pooling.TOKENS], ids=str)
+def test_a_copy_is_the_pooling_itself(pooling):
+    assert pickle.loads(pickle.dumps(pooling)) is copy.deepcopy(pooling) is pooling
