@@ -180,6 +180,8 @@ def task_data(
     asked = requested_kind(kind)
     seen = labels if partial else asked.labels_of(train)  # the rest of the rows, or of the labels, is elsewhere
     known = asked(labels or seen).bind_rows(train)
+    train = known.as_known(train)
+    eval, test = (each if each is None or isinstance(each, float) else known.as_known(each) for each in (eval, test))
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     for rows in given:
         _check(rows, train[0], known, of_head=bool(labels))

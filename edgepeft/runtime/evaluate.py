@@ -158,9 +158,9 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
     kind.metric_of(asked.metric or kind.default_metric)
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
     wrong = dict[int, Found]()  # the only rows that may be mislabelled
-    for batch in batches:
-        kind = kind if done else kind.bind_rows(batch)
-        name = kind.metric_or_default(asked.metric)
+    for rows in batches:
+        kind = kind if done else kind.bind_rows(rows)
+        batch, name = kind.as_known(rows), kind.metric_or_default(asked.metric)
         for row in batch:
             if (odd := kind.unknown_label(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")

@@ -131,6 +131,10 @@ class TaskType(Calibration, ABC):
         named = cls.has_labels and given.step is None
         return given._replace(named=named, candidates=given.candidates or cls.picks, passages=cls.passages)
 
+    def as_known(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return rows whose labels are called as the task calls them."""
+        return rows
+
     def unknown_label(self, row: Row) -> str | None:
         """Return the row's first label that the task does not have; refuse what is no label at all."""
         self.expected(row)

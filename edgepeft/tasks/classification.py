@@ -76,6 +76,12 @@ class Classification(TaskType):
         check_names(rows, [[row.label or ""] for row in rows], alone=True)
         return labels
 
+    def as_known(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Take 1.0 for 1, and 1 for 1.0: pandas writes whole numbers so in a column with gaps."""
+        known = {_WHOLE.sub("", label): label for label in self.labels or ()} | {n: n for n in self.labels or ()}
+        plain = ((row, row.label or "") for row in rows)
+        return [row._replace(label=known.get(n, known.get(_WHOLE.sub("", n), row.label))) for row, n in plain]
+
     def unknown_label(self, row: Row) -> str | None:
         return None if self.labels is None or row.label in self.labels else row.label
 

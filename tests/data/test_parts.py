@@ -115,6 +115,19 @@ def test_a_label_unseen_in_training_is_named_with_its_file_and_line():
         task_data(rows(50), eval=[*rows(3, seed=1), odd])
 
 
+def test_whole_numbers_are_one_label_with_and_without_a_point_as_the_training_rows_have_them():
+    ints, floats = ([row._replace(label=f"{i % 2}{point}") for i, row in enumerate(rows(50))] for point in ("", ".0"))
+    for train, other, names in ((ints, floats, ("0", "1")), (floats, ints, ("0.0", "1.0"))):
+        data = task_data(train, eval=other[:4], test=other[4:9])
+        assert data.labels == names
+        assert [row.label for row in data.eval] == [names[i % 2] for i in range(4)]
+        assert {row.label for row in task_data(other, labels=names).train} == {*names}  # a head's
+    both = [*ints, Row("more", None, "1.0", "memory.jsonl", 51), Row("more still", None, "1.0", "memory.jsonl", 52)]
+    assert task_data(both, eval=floats[:2]).eval[1].label == "1.0"  # a label of its own, which is said
+    with pytest.raises(DataError, match=r"label '1\.5' was not seen"):
+        task_data(ints, eval=[ints[0]._replace(label="1.5")])
+
+
 def test_nan_in_a_regression_label_of_any_part_is_named_with_its_line():
     numbers = [row._replace(label=f"{i}.5") for i, row in enumerate(rows(50))]
     with pytest.raises(DataError, match=r"test\.tsv:3: the label of a regression is a finite number; found 'nan'"):

@@ -71,7 +71,7 @@ def data_check(delta: Delta, backbone: Backbone, model: nn.Module, source: Sourc
     targets: NDArray[Any] | None = None
     with contextlib.suppress(DataError):  # a file of texts alone, or one of another task's, gives no metric
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
-        rows = list(read_rows(source, labels=True, columns=columns, **how))
+        rows = kind.as_known(list(read_rows(source, labels=True, columns=columns, **how)))
         unknown = any(kind.unknown_label(row) is not None for row in rows)
         targets = None if unknown else kind.targets_at_tokens(rows, batch)
     grouping = kind.grouping(batch, per_row)
