@@ -239,7 +239,7 @@ class Runtime:
                 with opening(task):
                     model = self.bundle.graph(task)
                     own = self._pool.one_row and for_one_row(model)
-                    session = self._pool.open(model) if own else self.session(task)
+                    session = self._pool.open(model, one_row=True) if own else self.session(task)
             except EdgepeftError:
                 if task not in self._sessions:
                     raise

@@ -86,18 +86,21 @@ def open_session(
     options: ort.SessionOptions | None = None,
     without: Sequence[str] = (),
     external_data: Iterable[tuple[str, NDArray[Any]]] = (),
+    one_row: bool = False,
 ) -> ort.InferenceSession:
     """A session on a model whose weights lie in ``folder``; ``options`` are those of ``session_options`` unless given.
 
     ``without`` names optimisations of ONNX Runtime that are left out; ``external_data`` are the values of what lies
-    elsewhere, as ``Bundle.external_data`` gives them.
+    elsewhere, as ``Bundle.external_data`` gives them.  ``one_row``: it runs the graph of ``for_one_row``.
     """
     _register_arena()
     options = options or session_options(threads)
     options.add_session_config_entry("session.use_env_allocators", "1")
     # A pattern takes one block for a whole run, and no hole of the shared arena is large enough: a task of another
-    # structure then added 55 MB after 32 x 128 tokens, without patterns 8 MB, at the same speed.
-    options.enable_mem_pattern = False
+    # structure then added 55 MB after 32 x 128 tokens, without patterns 8 MB, at the same speed.  Of a row alone the
+    # block is small, and to take each value from the arena is 4 % of a short text's time (MiniLM, 8 bits); what is
+    # kept of each length takes 24 KB.
+    options.enable_mem_pattern = one_row
     # Planning which value takes which one's place compares each with all that are free, by the text of their types:
     # a third of the time to open a session (0.07 of 0.22 s), for nothing that the arena does not do in the run.
     options.enable_mem_reuse = False

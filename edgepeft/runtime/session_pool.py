@@ -203,20 +203,23 @@ class SessionPool:
         """True if a single row is quicker on a graph of its own, by the cache's trial on this processor."""
         return self._prepacked is None or self._prepacked.one_row
 
-    def open(self, model: onnx.ModelProto) -> TaskSession:
-        """Open a session on a task's graph, which is changed; tasks of one structure share one from the second on."""
+    def open(self, model: onnx.ModelProto, *, one_row: bool = False) -> TaskSession:
+        """Open a session on a task's graph, which is changed; tasks of one structure share one from the second on.
+
+        ``one_row``: it is a graph of ``for_one_row``.
+        """
         with self.lock:
             self.prepare()
-            session = self._open_or_share(model)
+            session = self._open_or_share(model, one_row)
             return_free_memory()
             return session
 
-    def _open_or_share(self, model: onnx.ModelProto) -> TaskSession:
+    def _open_or_share(self, model: onnx.ModelProto, one_row: bool) -> TaskSession:
         if self._prepacked is not None:
             self._prepacked.join(model, self.bundle)
         task = structure_and_values(model)
         if task is None:
-            return self.open_graph(model)
+            return self.open_graph(model, one_row=one_row)
         rows = None
         if task.feeds and any(value.name == PLACE for value in model.graph.input):  # of a decoder alone, lowered
             from edgepeft.graph.by_row import by_row
@@ -230,21 +233,21 @@ class SessionPool:
             first = self._sole_of_structure.pop(structure, lambda: None)()
             if first is None and rows is None:
                 # It keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).
-                session = self.open_graph(model).shared
+                session = self.open_graph(model, one_row=one_row).shared
                 self._sole_of_structure[structure] = weakref.ref(session)
                 return TaskSession(session, {}, structure, self.used)
-            opened = self._by_structure[structure] = self.open_graph(task.structure)
+            opened = self._by_structure[structure] = self.open_graph(task.structure, one_row=one_row)
             if first is not None:
                 self._owner_moves(first)
         return TaskSession(opened.shared, task.feeds, structure, self.used, rows is not None)
 
-    def open_graph(self, model: onnx.ModelProto) -> TaskSession:
+    def open_graph(self, model: onnx.ModelProto, *, one_row: bool = False) -> TaskSession:
         """Open a session of its own on a graph over the bundle's weights; the graph is changed in place."""
         self.check_open()
         if self._resident is None:
             self._resident = SessionLru(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self.drop)
         self._resident.make_room()
-        session = self._open(model)
+        session = self._open(model, one_row)
         self._resident.add(session)
         return TaskSession(session, {}, None, self.used)
 
@@ -253,16 +256,16 @@ class SessionPool:
         if self._resident is not None:
             self._resident.used(session)
 
-    def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
+    def _open(self, model: onnx.ModelProto, one_row: bool) -> ort.InferenceSession:
         _ = self.bundle.checkpoint  # still the one that is known
         if self._prepacked is not None and not self._prepacked.folder.exists():  # someone has emptied the cache
             self._prepacked.close()
             self._prepacked = None
             self.prepare()
-        external_data = [*self.bundle.external_data(model)]
+        how: dict[str, Any] = {"external_data": [*self.bundle.external_data(model)], "one_row": one_row}
         if self._prepacked is None:
             place_joined(model, self.bundle)  # of an entry that is gone since
-            return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
+            return open_session(model, self.bundle.folder, self.threads, **how)
         # What was hashed, not what lies there now: somebody may have replaced it since.
         expected = self.bundle.manifest.backbone.sha256.weights
         hashed = frozenset(identity for identity, sha256 in self.bundle.sound_weights if sha256 == expected)
@@ -270,7 +273,7 @@ class SessionPool:
             with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
                 self._prepacked.remember(new)
         self._prepacked.place(model, self.bundle)
-        session = open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
+        session = open_session(model, self._prepacked.folder, self.threads, **how)
         self._prepacked.drop_scales()
         return session
 

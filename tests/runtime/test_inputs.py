@@ -136,12 +136,17 @@ def test_a_row_alone_has_a_session_of_its_own_from_the_first_one_on(exported, mo
     inputs, opened = {name: values[:1] for name, values in batch().items()}, []
     with Runtime(exported, cache=False) as runtime:
         open_graph = runtime._pool.open_graph
-        monkeypatch.setattr(runtime._pool, "open_graph", lambda model: opened.append(model) or open_graph(model))
+        monkeypatch.setattr(
+            runtime._pool, "open_graph", lambda model, **how: opened.append(how) or open_graph(model, **how)
+        )
         first = runtime.logits("mood", inputs)
         assert (runtime.logits("mood", inputs) == first).all() and len(opened) == 1
         for _ in range(2):  # of several rows
             np.testing.assert_allclose(runtime.logits("mood", batch())[:1], first, atol=1e-5)
         assert (runtime.logits("mood", inputs) == first).all() and len(opened) == 2
+        # Of a batch a pattern of memory would take one block, which no hole of the shared arena has.
+        one, several = runtime._session_of_one_row("mood").shared, runtime.session("mood").shared
+        assert [each.get_session_options().enable_mem_pattern for each in (one, several)] == [True, False]
 
 
 def test_a_task_whose_file_was_replaced_goes_on_with_the_session_that_is_open(exported, tmp_path):
