@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
-from edgepeft.common.messages import counted, printable
+from edgepeft.common.messages import counted, first_of, printable
 from edgepeft.common.progress import about, bars, say
 from edgepeft.data import by_class
 
@@ -51,8 +51,7 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     if len(rows) > _MAX_CLASSES:
         _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
     if absent := by_class.labels_without_rows(errors):
-        more = f" and {len(absent) - _MAX_CLASSES} more" if len(absent) > _MAX_CLASSES else ""
-        _print(Text(f"No row has the label {', '.join(absent[:_MAX_CLASSES])}{more}: left out.", style="dim"))
+        _print(Text(f"No row has the label {first_of(absent, _MAX_CLASSES)}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
     names, counts = by_class.matrix(confusion)
     found = by_class.mistakes(confusion)

@@ -15,6 +15,7 @@ from edgepeft.cli._options import Variant, command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.cli._scores import local_runs, showing_runs
 from edgepeft.common.errors import DoesNotFit, UsageError, look_up, requiring
+from edgepeft.common.messages import counted
 from edgepeft.common.progress import say, shown_steps, stages
 from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, Options, PairColumn, TaskKind, TextColumn
 from edgepeft.options.verbs import BenchOptions
@@ -219,7 +220,7 @@ def _show(
     """The methods by score, and why one is chosen."""
     tasks, chosen, best = options.tasks, choice.chosen, choice.best
     numbers = ("score, %", "texts/min", "interval", "memory, MB", f"{tasks} tasks, kB" if tasks > 1 else "task, kB")
-    title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; {_SAID[options.mode]}"
+    title = f"{counted(tasks, 'task')} on {device.title}; {_SAID[options.mode]}"
     table = plain_table("method", "", numbers=numbers, title=title)
     for each in sorted(found, key=lambda each: -each.score):
         rate, ends = each.costs.per_minute, each.costs.interval

@@ -11,6 +11,7 @@ from edgepeft.backbones.config import architecture_names, config_of, read_config
 from edgepeft.backbones.pooling import Pooling
 from edgepeft.cli._output import print_json, show_table
 from edgepeft.common.errors import UsageError, requiring
+from edgepeft.common.messages import counted
 from edgepeft.options.base import SETTINGS_HELP, settings_of
 
 PANEL = "Measure"
@@ -38,8 +39,8 @@ def command(
     architecture, own_head = _architecture(backbone)
     documents = []
     for one in chosen:
-        counted = count(architecture, one, head or own_head, tasks=tasks, labels=labels)
-        documents.append({"backbone": backbone, "method": one.name, "hyperparameters": one.settings(), **counted})
+        found = count(architecture, one, head or own_head, tasks=tasks, labels=labels)
+        documents.append({"backbone": backbone, "method": one.name, "hyperparameters": one.settings(), **found})
     if as_json:
         several = {"backbone": backbone, "tasks": tasks, "labels": labels, "counts": documents}
         print_json(documents[0] if len(documents) == 1 else several)
@@ -89,7 +90,7 @@ def _show(documents: list[dict[str, Any]]) -> None:
     from edgepeft.methods.base import BYTES
 
     document = documents[0]
-    tasks, labels = _plural(document["tasks"], "task"), _plural(document["labels"], "label")
+    tasks, labels = counted(document["tasks"], "task"), counted(document["labels"], "label")
     heads = "without a head" if document["head"] == "none" else f"{labels}, head {document['head']}"
     if len(documents) > 1:
         title = f"{tasks} on {document['backbone']} ({document['backbone_parameters']:,} parameters), {heads}"
@@ -109,6 +110,7 @@ def _show(documents: list[dict[str, Any]]) -> None:
         return
     trained, sizes = document["trained_parameters"], document["bytes"]
     shared = "backbone and " if document["shares_backbone"] else ""
+    fine_tuned = f"{document['tasks']:,} fine-tuned model{'s' * (document['tasks'] > 1)}"
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
@@ -116,7 +118,7 @@ def _show(documents: list[dict[str, Any]]) -> None:
         ("its own backbone tensors while open", sizes["private"] // BYTES, sizes["private"]),
         ("backbone", document["backbone_parameters"], sizes["backbone"]),
         (shared + tasks, document["total_parameters"], sizes["total"]),
-        (_plural(document["tasks"], "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),
+        (fine_tuned, document["full_models_parameters"], sizes["full_models"]),
     ]
     cells = (
         (name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
@@ -125,7 +127,3 @@ def _show(documents: list[dict[str, Any]]) -> None:
     )
     title = f"{document['method']} on {document['backbone']}, {heads}"
     show_table("", rows=cells, numbers=("parameters", "size, fp32"), title=title, centred=True)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number > 1)}"

@@ -13,16 +13,7 @@ import typer
 from pydantic import model_validator
 from typer import Argument, Option
 
-from edgepeft.cli._options import (
-    Beams,
-    BundleFolder,
-    LengthPenalty,
-    MaxNewTokens,
-    NoRepeatNgram,
-    command_of,
-    decoding_of,
-    say_cuts,
-)
+from edgepeft.cli import _options
 from edgepeft.cli._output import json_text, print_json
 from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
@@ -46,7 +37,7 @@ _SHOWN = 60  # characters of a text beside its answer
 class RunOptions(Options):
     """What to read, and how to answer."""
 
-    bundle: BundleFolder
+    bundle: _options.BundleFolder
     text: Annotated[list[str] | None, Argument(help="Texts to classify; - for lines of standard input.")] = None
     task: Annotated[list[str] | None, Option(help="A task; may repeat. Without it: every task.")] = None
     second: Annotated[list[str] | None, Option(help="Second sentence of each TEXT, for pair tasks.")] = None
@@ -64,10 +55,10 @@ class RunOptions(Options):
         bool, Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
     ] = False
     batch_size: Annotated[int, Option(min=1, help="Rows of the file that run together.")] = 32
-    beams: Beams = None
-    max_new_tokens: MaxNewTokens = None
-    length_penalty: LengthPenalty = None
-    no_repeat_ngram: NoRepeatNgram = None
+    beams: _options.Beams = None
+    max_new_tokens: _options.MaxNewTokens = None
+    length_penalty: _options.LengthPenalty = None
+    no_repeat_ngram: _options.NoRepeatNgram = None
     stream: Annotated[bool, Option("--stream", help="Print what a task writes as its tokens come.")] = False
     threads: Threads = None
     no_cache: NoCache = False
@@ -152,7 +143,7 @@ class RunOptions(Options):
             yield [Row(line.rstrip("\r\n"), None, None, STDIN, i, **given) for i, line in lines]
 
 
-@command_of(RunOptions, "run")
+@_options.command_of(RunOptions, "run")
 def command(asked: RunOptions) -> None:
     from edgepeft.device import machine
     from edgepeft.runtime.prediction import write_answers
@@ -168,8 +159,8 @@ def command(asked: RunOptions) -> None:
         say(f"note: {cost}")
     if asked.input_file is not None:
         asked.columns(runtime)  # refused before anything runs
-    ways = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
-    decoding = decoding_of(runtime.bundle, asked.task or runtime.tasks, **{name: getattr(asked, name) for name in ways})
+    ways = {name: getattr(asked, name) for name in ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")}
+    decoding = _options.decoding_of(runtime.bundle, asked.task or runtime.tasks, **ways)
     if asked.out is not None and asked.input_file is not None and asked.out.suffix != ".npy":
         if asked.task_column is not None:
             raise UsageError("--out goes with --task, not with --task-column.")
@@ -177,7 +168,7 @@ def command(asked: RunOptions) -> None:
         n, failed = write_answers(runtime, _tasks(runtime, asked.task), asked.input_file, asked.out, **how)
         if str(asked.out) != STDIN:
             say(f"{counted(n, 'row')}, {n - failed} with an answer, in {asked.out}.")
-        say_cuts(runtime.truncation, decoding.max_new_tokens)
+        _options.say_cuts(runtime.truncation, decoding.max_new_tokens)
         if failed:
             say(f"{counted(failed, 'row')} could not be read; the column error says why.")
             raise typer.Exit(1)
@@ -216,7 +207,7 @@ def _answer_rows(runtime: Runtime, asked: RunOptions, decoding: Decoding) -> Non
             print_json(list(shown))
         else:
             _print_lines(shown)
-    say_cuts(runtime.truncation, decoding.max_new_tokens)
+    _options.say_cuts(runtime.truncation, decoding.max_new_tokens)
 
 
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:

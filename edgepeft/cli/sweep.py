@@ -14,7 +14,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, print_json, show_table
 from edgepeft.cli._scores import local_runs, showing_runs
 from edgepeft.common.errors import EdgepeftError, requiring
-from edgepeft.common.messages import counted
+from edgepeft.common.messages import counted, first_of
 from edgepeft.common.progress import about, bars, say
 from edgepeft.options.verbs import SweepOptions
 
@@ -109,9 +109,8 @@ def _show(sweep: Sweep, *, as_json: bool) -> None:
         taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)
         whole = sum(cell.steps for cell in sweep.cells)
         spared = sum(cell.steps for cell in dropped) - taken
-        names = "; ".join(map(str, dropped[:3])) + (f" and {len(dropped) - 3} more" if len(dropped) > 3 else "")
         trained = f"{whole - spared:,} steps were trained where the full grid has {whole:,}"
-        say(f"dropped: {names}. {trained}.")
+        say(f"dropped: {first_of([*map(str, dropped)], between='; ')}. {trained}.")
     say(
         f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
         f"{sweep.folder} --out FOLDER"

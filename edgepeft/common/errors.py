@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
+from edgepeft.common.messages import first_of
+
 T = TypeVar("T")
 _MAX_NAMES = 40  # a bundle may hold a thousand tasks
 
@@ -44,10 +46,7 @@ class UnknownName(UsageError):
         lower = {name.lower(): name for name in names}
         close = get_close_matches(str(asked).lower(), lower, n=1, cutoff=0.5)
         hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
-        shown = names[:_MAX_NAMES]
-        rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        known_text = ", ".join(shown) + rest if names else "none"
-        super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {known_text}.")
+        super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {first_of(names, _MAX_NAMES) or 'none'}.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Cross processes as the message: the names are not kept."""

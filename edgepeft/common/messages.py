@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
@@ -126,6 +126,11 @@ def counted(n: int, words: str) -> str:
     """Return the number before a noun, and a verb behind it: ``1 row is``, ``2 rows are``."""
     noun, *verb = words.split()
     return f"{n:,} " + (words if n == 1 else " ".join([f"{noun}s", *(_PLURALS[each] for each in verb)]))
+
+
+def first_of(told: Sequence[str], most: int = 3, between: str = ", ") -> str:
+    """Join the first ones and count the others: ``a, b, c and 2 more``."""
+    return between.join(told[:most]) + (f" and {len(told) - most:,} more" if len(told) > most else "")
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

@@ -57,9 +57,9 @@ def headline(kind: TaskType, targets: Any, outputs: Any, asked: str | None) -> l
     """Return each ``metric``, how it is ``averaged``, its ``score``, ``low``, ``high`` and ``interval``'s method."""
     found = []
     for name in headline_metrics(kind, targets, asked):
-        low, high, method = _interval(kind, name, targets, outputs)
-        facts = {"metric": name, "averaged": kind.averaged(name), "score": kind.score(name, targets, outputs)}
-        found.append({**facts, "low": low, "high": high, "interval": method})
+        of, score = kind.metric_of(name), kind.score(name, targets, outputs)
+        interval = _interval(kind, name, targets, outputs)
+        found.append({"metric": name, "averaged": of.averaged, "score": score, **interval._asdict()})
     return found
 
 
@@ -85,7 +85,7 @@ class Interval(NamedTuple):
 
     low: float | None = None
     high: float | None = None
-    method: str | None = None
+    interval: str | None = None
 
 
 def wilson(right: int, n: int) -> Interval:

@@ -182,12 +182,6 @@ def _numbered(record: Mapping[str, Any]) -> list[str]:
     return sorted(found, key=found.__getitem__)
 
 
-def chosen_column(record: Mapping[str, Any], label: Any) -> Any:
-    """Return the place of the candidate whose column the label names, as COPA's classes do; else the label."""
-    names = _numbered(record)
-    return names.index(label) if isinstance(label, str) and label in names else label
-
-
 def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
     """Return a list of candidates after a check: at least two texts, all different."""
     if not isinstance(value, list | tuple):
@@ -221,27 +215,8 @@ def text_columns(record: Mapping[str, Any], pair: str | None = None) -> list[tup
     return [*((text,) for text in texts), *((known[first], known[second]) for first, second in pairs)]
 
 
-def by_convention(
-    path: object, record: Mapping[str, Any], text: str | None, pair: str | None, label: str | None, *, labels: bool
-) -> dict[str, str]:
-    """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
-    if FIRST in record and LABEL in record:
-        return {}
-    texts, found = [] if text is not None else text_columns(record, pair), dict[str, str]()
-    if sole(path, [" and ".join(names) for names in texts], "the text", "--text-column") is not None:
-        found = dict(zip((FIRST, SECOND), texts[0], strict=False))
-    if labels and label is None and LABEL not in record and (found or FIRST in record or text):
-        names = [name for name in _called(record, LABELS) if name not in found.values()]
-        names += _called(record, [_ANSWER]) if not names and SECOND in found else []
-        if (only := sole(path, names, "the label", "--label-column")) is not None:
-            found[LABEL] = only
-    if found:
-        told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
-        warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
-    return found
-
-
-_BITS = {"0", "1", "0.0", "1.0", "true", "false"}
+BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+COUNTER = re.compile(r"(.*_)?id|idx|index|unnamed: 0|", re.DOTALL)  # of rows, in lower case
 
 
 def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
@@ -254,13 +229,10 @@ def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
     if {"prompt", "completion"} <= names.keys() and (said := next((names[n] for n in LABELS if n in names), None)):
         told += f" If {said} says which completions are good: keep those rows alone, and take the column {said} out."
     cells = {name: {str(row.get(name)).lower() for row in head} - {"", "none"} for name in found}
-    bits = [name for name, values in cells.items() if values and values <= _BITS]
+    bits = [name for name, values in cells.items() if values and values <= BITS.keys()]
     if len(bits) > 1:
-        usual = {
-            *bits,
-            *(name for name in found if re.fullmatch(r"(.*_)?id|idx|index|unnamed: 0|", str(name).strip().lower())),
-        }
-        rest = [name for name in found if name not in usual and str(name).strip().lower() not in (FIRST, *TEXTS)]
+        others = {name: str(name).strip().lower() for name in found if name not in bits}
+        rest = [name for name, lower in others.items() if lower not in (FIRST, *TEXTS) and not COUNTER.fullmatch(lower)]
         told += (
             f" If {', '.join(bits)} are labels: such columns are read where nothing but the text and an id (id, index, "
             "..._id) stands beside them, each of their cells is 0 or 1, and no option names a column."
@@ -335,6 +307,32 @@ class Columns(NamedTuple):
         if isinstance(found := parse_cell(value), list):  # as pandas and JSON write it
             return found
         return [part.strip() for part in value.split(self.separator)] if value.strip() else []
+
+    def label_in(self, record: Mapping[str, Any]) -> Any:
+        """Return a row's label: several as a list; of candidates the place of the one whose column it names, as COPA's
+        classes do."""
+        label = record.get(self.names[2])
+        if not self.candidates:
+            return self.listed(label)
+        names = _numbered(record)
+        return names.index(label) if isinstance(label, str) and label in names else label
+
+    def by_convention(self, path: object, record: Mapping[str, Any], *, labels: bool) -> dict[str, str]:
+        """Return what is read as text, pair and label, where no option names it and no usual name is there."""
+        if FIRST in record and LABEL in record:
+            return {}
+        texts, found = [] if self.text is not None else text_columns(record, self.pair), dict[str, str]()
+        if sole(path, [" and ".join(names) for names in texts], "the text", "--text-column") is not None:
+            found = dict(zip((FIRST, SECOND), texts[0], strict=False))
+        if labels and self.label is None and LABEL not in record and (found or FIRST in record or self.text):
+            names = [name for name in _called(record, LABELS) if name not in found.values()]
+            names += _called(record, [_ANSWER]) if not names and SECOND in found else []
+            if (only := sole(path, names, "the label", "--label-column")) is not None:
+                found[LABEL] = only
+        if found:
+            told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
+            warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
+        return found
 
     def needed(self, labels: bool) -> dict[str, str]:
         """Return the columns that must be there, each with the option that names another, if there is one."""

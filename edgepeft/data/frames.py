@@ -1,11 +1,10 @@
 """Rows of other libraries: Arrow's and parquet's files and the folders that ``datasets.save_to_disk`` writes, a part at
-a time; datasets, DataFrames and dictionaries in memory, which are read as a file's.
+a time.
 
 A text that parquet stores once may stand in a million rows, so its sizes are counted before rows are made.
 """
 
 import json
-import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,10 +14,8 @@ import numpy as np
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.resources import json_at
-from edgepeft.data.columns import quote
-from edgepeft.data.containers import ROW_BYTES, Record, Room
+from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.label_names import class_names, named_classes
-from edgepeft.data.tables import distinct
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC, _END = b"ARROW1\0\0", struct.Struct("<i6x")  # a file's beginning; its footer's length, and ARROW1
@@ -187,61 +184,3 @@ def named_split(rows: Any) -> Iterator[dict[str, Any]]:
     kinds = {column: getattr(kind, "feature", kind) for column, kind in features.items()}  # of lists, their items'
     names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
     return named_classes(iter(rows), names)
-
-
-class Records:
-    """Dictionaries, a DataFrame of pandas or polars, a dataset's split."""
-
-    suffix = ""  # a file's would say its format
-
-    def __init__(self, rows: Any) -> None:
-        if hasattr(rows, "features"):
-            self._rows = list(named_split(rows))
-        elif hasattr(rows, "to_dicts"):  # polars
-            self._rows = rows.to_dicts()
-        elif hasattr(rows, "iterrows"):  # pandas
-            distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
-            records = rows.to_dict("records")
-            self._rows = [{name: None if _missing(value) else value for name, value in r.items()} for r in records]
-        else:
-            self._rows = list(rows)
-
-    def __str__(self) -> str:
-        """Stand in for a file's name."""
-        return "rows"
-
-    def read(self, _: object) -> Iterator[Record]:
-        """Yield (number, row)."""
-        for number, row in enumerate(self._rows, start=1):
-            if isinstance(row, Mapping):
-                yield number, {str(name): _plain(value) for name, value in row.items()}
-            else:
-                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {quote(row)}.")
-
-
-def _missing(value: Any) -> bool:
-    """True for what pandas has where nothing is: NaN, and NA of its nullable types or NaT, which equal not even NaN."""
-    return type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell as a file's are, lists and numbers of Python: not NumPy's, which pandas has of parquet's lists."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
-
-
-class Held(Records):
-    """Standard input's records, which can be read once."""
-
-    def __init__(self, path: Path, records: Iterator[Record]) -> None:
-        self._path, self._records = path, list(records)
-
-    def __str__(self) -> str:
-        """Name the file that they are from."""
-        return str(self._path)
-
-    def read(self, _: object) -> Iterator[Record]:
-        """Yield (line, row)."""
-        return iter(self._records)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.common.messages import counted
+from edgepeft.common.messages import counted, first_of
 from edgepeft.data.columns import SENTENCES, Columns, require_names
 from edgepeft.data.readers import Source, head_of, held, source_of, splits_of
 from edgepeft.data.rows import BadRows, Row, read_rows
@@ -298,7 +298,7 @@ def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) ->
             raise DataError(f"{row.where} is {forms[0]}, but {first.where} is {forms[1]}; give one kind.")
         if (odd := kind.unknown_label(row)) is not None:
             labels = kind.labels or ()
-            known = ", ".join(labels[:_NAMED]) + (f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else "")
+            known = first_of(labels, _NAMED)
             raise DataError(
                 f"{row.where}: the task's head has no label {odd!r}; it has {known}. Correct the row, or start a task "
                 "of your own from a template."

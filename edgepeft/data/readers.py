@@ -1,4 +1,4 @@
-"""Read files of rows, by extension, and datasets: each record with the number of its line, one at a time.
+"""Read files of rows, by extension, datasets, and rows in memory: each record with its line, one at a time.
 
 jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says and divided as its header is, tsv has
 no quoting (as GLUE's files: a quotation mark is a character of the text).  conll has a word a line, its tag in the last
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import re
 import sys
@@ -30,9 +31,9 @@ from edgepeft.common.resources import json_rows
 from edgepeft.data.columns import FIRST, HEAD, LABELS, STDIN, TEXTS, lower_names, quote
 from edgepeft.data.containers import PACKED, TABLES, Record, lines_of, read_folder, read_zip, table_in
 from edgepeft.data.corpora import marks_in, read_brat, read_conll, read_conllu, read_txt
-from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
+from edgepeft.data.frames import SAVED, named_split, read_arrow, read_parquet, saved_splits
 from edgepeft.data.pattern import cell_at
-from edgepeft.data.tables import read_csv, read_tsv, read_xlsx
+from edgepeft.data.tables import distinct, read_csv, read_tsv, read_xlsx
 
 if TYPE_CHECKING:
     import io
@@ -71,10 +72,15 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
         return {}
     source, split = _parted(path)
     splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
-    heads: dict[str, list[dict[str, Any]]] = {}
-    for name, rows in splits.items():
-        head = [row for row in itertools.islice(rows, HEAD) if isinstance(row, dict)]
-        heads[name] = [_by_names(row, label) for row in head]
+
+    def by_names(row: Mapping[str, Any]) -> dict[str, Any]:
+        cells = {str(name).lower(): cell for name, cell in row.items()}
+        with contextlib.suppress(KeyError):
+            cells[label.lower()] = cell_at(row, label)
+        return cells
+
+    firsts = {name: itertools.islice(rows, HEAD) for name, rows in splits.items()}
+    heads = {name: [by_names(row) for row in rows if isinstance(row, dict)] for name, rows in firsts.items()}
     names = {name for rows in heads.values() for row in rows for name in row}
     labels = {label.lower(), *LABELS} & names
 
@@ -87,13 +93,6 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
         told = "its first rows have no labels" if heads[name] else "it has no rows"
         warnings.warn(f"{source}#{name}: {told}; it is left out.", stacklevel=2)
     return {_PARTS[name]: Path(f"{source}#{name}") for name, good in found.items() if good}
-
-
-def _by_names(row: Mapping[str, Any], label: str) -> dict[str, Any]:
-    cells = {str(name).lower(): cell for name, cell in row.items()}
-    with contextlib.suppress(KeyError):
-        cells[label.lower()] = cell_at(row, label)
-    return cells
 
 
 def _parted(path: Path) -> tuple[str, str]:
@@ -134,6 +133,64 @@ def _files_of_splits(folder: Path) -> dict[str, Iterator[dict[str, Any] | DataEr
         if found:
             return {n: (row for file in of for _, row in reader_of(file)(file)) for n, of in found.items()}
     return {}
+
+
+class Records:
+    """Dictionaries, a DataFrame of pandas or polars, a dataset's split."""
+
+    suffix = ""  # a file's would say its format
+
+    def __init__(self, rows: Any) -> None:
+        if hasattr(rows, "features"):
+            self._rows = list(named_split(rows))
+        elif hasattr(rows, "to_dicts"):  # polars
+            self._rows = rows.to_dicts()
+        elif hasattr(rows, "iterrows"):  # pandas
+            distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
+            records = rows.to_dict("records")
+            self._rows = [{name: None if _missing(value) else value for name, value in r.items()} for r in records]
+        else:
+            self._rows = list(rows)
+
+    def __str__(self) -> str:
+        """Stand in for a file's name."""
+        return "rows"
+
+    def read(self, _: object) -> Iterator[Record]:
+        """Yield (number, row)."""
+        for number, row in enumerate(self._rows, start=1):
+            if isinstance(row, Mapping):
+                yield number, {str(name): _plain(value) for name, value in row.items()}
+            else:
+                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {quote(row)}.")
+
+
+def _missing(value: Any) -> bool:
+    """True for what pandas has where nothing is: NaN, and NA of its nullable types or NaT, which equal not even NaN."""
+    return type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as a file's are, lists and numbers of Python: not NumPy's, which pandas has of parquet's lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+
+
+class Held(Records):
+    """Standard input's records, which can be read once."""
+
+    def __init__(self, path: Path, records: Iterator[Record]) -> None:
+        self._path, self._records = path, list(records)
+
+    def __str__(self) -> str:
+        """Name the file that they are from."""
+        return str(self._path)
+
+    def read(self, _: object) -> Iterator[Record]:
+        """Yield (line, row)."""
+        return iter(self._records)
 
 
 Source = Path | Records

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from edgepeft.common.errors import DataError
-from edgepeft.common.messages import counted
+from edgepeft.common.messages import counted, first_of
 from edgepeft.data.columns import (
     CANDIDATES,
     FIRST,
@@ -31,9 +30,7 @@ from edgepeft.data.columns import (
     SENTENCES,
     Columns,
     LabelReader,
-    by_convention,
     candidates_in,
-    chosen_column,
     column_names,
     label_text,
     odd_columns,
@@ -200,7 +197,7 @@ class _RowReader:
         if not self._by_name:  # a column is one of columns if it is so in all rows
             flat = {name for found in head for name, cell in found.items() if not isinstance(cell, Mapping)}
             record |= dict.fromkeys(flat & record.keys())
-            self._named = by_convention(self.path, record, *columns[:3], labels=self.label_of is not None)
+            self._named = columns.by_convention(self.path, record, labels=self.label_of is not None)
         if columns.named and self.label_of is not None and files_beside(self.path):
             label, values = columns.names[2], list[Any]()
             for found in head:
@@ -272,7 +269,7 @@ class _RowReader:
                 remedies.append(odd_scores(self._head))  # the same of each row, too
             raise DataError(
                 f"{where}: no column {' and no column '.join(missing)}. "
-                f"Found columns: {_listed(column_names(found))}. Expected: {self.expected}"
+                f"Found columns: {first_of(column_names(found), _NAMED) or 'none'}. Expected: {self.expected}"
                 f"{''.join(f'; {words}' for words in remedies if words)}." + self._odd_columns
             )
         row = self._read(line, record, where)
@@ -309,9 +306,7 @@ class _RowReader:
         for name, text in ((text_column, first), (pair_column, second)):
             if not isinstance(text, str) and not (name == pair_column and text is None):
                 raise DataError(f"{where}: {name} must be a text; found {quote(text)}.")
-        asked = record.get(label_column)
-        asked = chosen_column(record, asked) if columns.candidates else columns.listed(asked)
-        label = label_of(asked, where) if label_of else None
+        label = label_of(columns.label_in(record), where) if label_of else None
         candidates = candidates_in(record, where) if columns.candidates else ()
         return Row(first, second, label, path, line, candidates=candidates)
 
@@ -347,18 +342,12 @@ def require_texts(text: str, spans: Any, where: str) -> None:
 _NAMED = 20  # mistakes of a file, lines of each, and columns of a row
 
 
-def _listed(columns: Sequence[str]) -> str:
-    more = f" and {len(columns) - _NAMED} more" * (len(columns) > _NAMED)
-    return f"{', '.join(columns[:_NAMED])}{more}" if columns else "none"
-
-
 class BadRows:
     """Rows of a file that cannot be used, by what is wrong with them."""
 
     def __init__(self, path: Source) -> None:
         self._path, self._first = path, list[DataError]()
-        self._lines: dict[str, list[int]] = {}
-        self._times: Counter[str] = Counter()
+        self._lines: dict[str, list[str]] = {}
         self.n = 0
 
     def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
@@ -367,19 +356,14 @@ class BadRows:
         self._first = self._first or [error]
         what = str(error).removeprefix(f"{self._path}:{line}: ")
         if what in self._lines or len(self._lines) < _NAMED:
-            self._times[what] += 1
-            if len(lines := self._lines.setdefault(what, [])) < _NAMED:
-                lines.append(line)
+            self._lines.setdefault(what, []).append(str(line))
 
     def raise_or_warn(self, *, skip: bool, some: bool) -> None:
         """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
         if not self.n:
             return
-        each = []
-        for what, lines in self._lines.items():
-            more = f" and {self._times[what] - len(lines)} more" if self._times[what] > len(lines) else ""
-            each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
-        told, kinds = " ".join(each), {what.partition("; found ")[0] for what in self._lines}
+        told = " ".join(f"line{'s' * (len(n) > 1)} {first_of(n, _NAMED)}: {what}" for what, n in self._lines.items())
+        kinds = {what.partition("; found ")[0] for what in self._lines}
         if skip and some:
             warnings.warn(f"{self._path}: {counted(self.n, 'row is')} left out. {told}", stacklevel=2)
         elif self.n == 1 or (not some and len(kinds) == 1):  # what is true of all rows is told of the first

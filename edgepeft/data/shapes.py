@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from edgepeft.data.columns import (
+    BITS,
+    COUNTER,
     LABELS,
     NUMBERED,
     SCORES,
@@ -31,10 +33,8 @@ Head = Sequence[Cells]
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
 TAUGHT = {*_TAGS, *_MARKS, *SCORES}  # what rows say that have no label
-_COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
 _LISTS = ("tokens", "words", "endings", "choices", "options", "answers", "candidates", "translation")
 _NESTED = {*LABELS, *_TAGS, *_MARKS, *_LISTS}
-_BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _PASSAGES = ("article", "passage", "context")  # that a question is about
 _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
 _BODIES = ("body", "description", "content")
@@ -164,29 +164,26 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
         values = [each.get("value", {}) for each in kept[0] if isinstance(each, Mapping)] if kept else []
         return [value for value in values if what in value] if kept else None
 
-    def marks(row: Cells) -> Cells:
-        values = found(row, "labels")
-        return {"text": row["data"].get(column), "spans": None if values is None else [*map(_mark, values)]}
-
-    def choices(row: Cells) -> list[str]:
+    def chosen(row: Cells) -> list[str]:
         return [name for value in found(row, "choices") or () for name in value["choices"]]
 
-    def chosen(row: Cells, *, several: bool) -> Cells:
-        made, finished = choices(row), found(row, "choices") is not None
-        label = made if several and finished else made[0] if len(made) == 1 else made or None
-        return {"sentence1": row["data"].get(column), "label": label}
-
-    def number(row: Cells, what: str) -> Cells:
-        return {"sentence1": row["data"].get(column), "label": (found(row, what) or [{}])[0].get(what)}
-
     has = [what for what in ("labels", "choices", "rating", "number") if any(found(row, what) for row in head)]
-    told = f"data.{column} and annotations{f', of which only {has[0]} are read' if len(has) > 1 else ''}"
-    if has[:1] == ["labels"]:
-        return Shape("tokens", told, marks)
-    if has and has[0] != "choices":
-        return Shape("regression", told, partial(number, what=has[0]))
-    several = any(len(choices(row)) > 1 for row in head)
-    return Shape("labels" if several else "classification", told, partial(chosen, several=several))
+    what = has[0] if has else "choices"
+    several = what == "choices" and any(len(chosen(row)) > 1 for row in head)
+
+    def read(row: Cells) -> Cells:
+        values, text = found(row, what), row["data"].get(column)
+        if what == "labels":
+            return {"text": text, "spans": None if values is None else [*map(_mark, values)]}
+        if what != "choices":
+            return {"sentence1": text, "label": (values or [{}])[0].get(what)}
+        made = chosen(row)
+        label = made if several and values is not None else made[0] if len(made) == 1 else made or None
+        return {"sentence1": text, "label": label}
+
+    told = f"data.{column} and annotations{f', of which only {what} are read' if len(has) > 1 else ''}"
+    of_choices = "labels" if several else "classification"
+    return Shape({"labels": "tokens", "choices": of_choices}.get(what, "regression"), told, read)
 
 
 def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -288,13 +285,13 @@ def _texts(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
             told = f"{one} and {'the first of ' * several}{other}"
             if others := ", ".join(n for n in ("neg", "negative", "negatives", "neg_scores") if n in names):
                 told += f"; {others} left out, for the other rows of a batch are such"
-            return Shape("embedding", told, partial(_near, one=one, other=other))
+
+            def read(row: Cells, one: str = one, other: str = other) -> Cells:
+                near = row[other]  # FlagEmbedding's is a list of texts
+                return {**row, "sentence1": row[one], "sentence2": near[0] if isinstance(near, list) else near}
+
+            return Shape("embedding", told, read)
     return None
-
-
-def _near(row: Cells, one: str, other: str) -> Cells:
-    near = row[other]  # FlagEmbedding's is a list of texts
-    return {**row, "sentence1": row[one], "sentence2": near[0] if isinstance(near, list) else near}
 
 
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -313,14 +310,14 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     label = next((names[name] for name in LABELS if name in names), None)
     if label is not None:
         lists = [each for row in head if (each := row.get(label)) not in (None, "")]
-        bits = all(isinstance(each, list) and all(str(bit).lower() in _BITS for bit in each) for each in lists)
+        bits = all(isinstance(each, list) and all(str(bit).lower() in BITS for bit in each) for each in lists)
         # As numbers of labels all rows would have the same.
         if bits and len(lists) > 1 and len({*map(len, lists)}) == 1 and len(lists[0]) > 1:
             places = range(len(lists[0]))
 
             def held(row: Cells) -> Cells:
                 own = zip(places, row[label], strict=True)
-                return {**row, "label": [place for place, bit in own if _BITS[str(bit).lower()]]}
+                return {**row, "label": [place for place, bit in own if BITS[str(bit).lower()]]}
 
             return Shape("labels", f"a text and {label}, a 0 or 1 for each label, called by its place", held)
         if any(isinstance(each := parse_cell(cell), Mapping) and "choices" in each for cell in lists):
@@ -338,12 +335,12 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
             told += ", which has one name in each row (--kind classification learns to tell which)"
         return Shape("labels", told, _renamed(label=label)) if named and lists else None
     text = next((names[name] for name in ("sentence1", *TEXTS) if name in names), None)
-    others = [n for lower, n in names.items() if n != text and lower not in _COUNTERS and not lower.endswith("_id")]
-    if text is None or len(others) < 2 or not all(str(row.get(n)).lower() in _BITS for row in head for n in others):
+    others = [n for lower, n in names.items() if n != text and not COUNTER.fullmatch(lower)]
+    if text is None or len(others) < 2 or not all(str(row.get(n)).lower() in BITS for row in head for n in others):
         return None
 
     def read(row: Cells) -> Cells:
-        bits = {name: _BITS.get(str(row.get(name)).lower()) for name in others}
+        bits = {name: BITS.get(str(row.get(name)).lower()) for name in others}
         odd = {name: row.get(name) for name, bit in bits.items() if bit is None}
         return {**row, "sentence1": row[text], "label": odd or [name for name, bit in bits.items() if bit]}
 

@@ -173,7 +173,7 @@ def _quotes_told(path: Path, table: Iterator[tuple[int, list[Any]]]) -> Iterator
         yield line, cells
     if whole and not others:
         warnings.warn(
-            f"{path}: quotation marks around {whole:,} cell{'' if whole == 1 else 's'} are characters of the text in a "
+            f"{path}: quotation marks around {counted(whole, 'cell')} are characters of the text in a "
             "tsv. If they only quote, as pandas writes cells, call the file .csv: its cells may stand between tabs.",
             stacklevel=1,
         )

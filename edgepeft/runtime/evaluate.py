@@ -141,7 +141,8 @@ class _Asked:
             return of(self.right or metric, [place]) == 1
 
         grouped = self.groups.scores(partial(of, metric), whether if self.right else None)
-        facts = {"metric": metric, "averaged": kind.averaged(metric), "score": kind.score(metric, targets, outputs)}
+        averaged, score = kind.metric_of(metric).averaged, kind.score(metric, targets, outputs)
+        facts = {"metric": metric, "averaged": averaged, "score": score}
         figures = headline(kind, targets, outputs, self.metric)
         facts |= {"rows": len(targets), "headline": figures, "baselines": {}}
         if kind.has_baselines and not kind.gives_vectors:  # what answering all these rows alike would score at best

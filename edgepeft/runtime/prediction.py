@@ -317,7 +317,7 @@ def is_frame(given: Any) -> bool:
 
 def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
     """A new frame with the columns of the answers beside its own, which are read as those of a file."""
-    from edgepeft.data.frames import Records
+    from edgepeft.data.readers import Records
 
     entry = runtime.bundle.entry(task)
     columns = (

@@ -52,7 +52,6 @@ class Prediction(Answer):
 
     @property
     def value(self) -> Any:
-        """The label, or the number."""
         return self.score if self.label is None else self.label
 
     @property
@@ -62,7 +61,6 @@ class Prediction(Answer):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The label and all labels' probabilities, or the number."""
         if self.label is None:
             return {"value": self.score}
         found = {name: getattr(self, name) for name in ("label", "score", "scores", "expected", "unsure")}
@@ -103,5 +101,4 @@ class VectorPrediction(Prediction):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The vector; of a pair how near its texts are too."""
         return {"vector": self.value} | ({} if self.cosine is None else {"cosine": self.cosine})

@@ -1,7 +1,6 @@
 """What kinds of task share: losses as nodes and of PyTorch's tensors, metrics, and how answers are compared."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -97,9 +96,3 @@ def cross_entropy(graph: GraphWriter, logits: str, labels: str, axis: int) -> st
     chosen = op("Equal", op("Unsqueeze", labels, last), columns)
     shares = op("Where", chosen, op("LogSoftmax", logits, axis=-1), graph.number(0, np.float32))
     return op("Neg", op("ReduceSum", shares, last, keepdims=0))
-
-
-def rarest(names: Sequence[Sequence[str]]) -> list[str]:
-    """Return each row's name that fewest rows have; empty if it has none."""
-    counts = Counter(name for of_row in names for name in of_row)
-    return [min(of_row, key=lambda name: (counts[name], name), default="") for of_row in names]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,7 +30,7 @@ from edgepeft.data.columns import Columns, label_text, one_of
 from edgepeft.data.rows import Row
 from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Metric, Values, rarest, same_best
+from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Metric, Values, same_best
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,9 @@ class TaskType(Calibration, ABC):
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Name each row's stratum: its rarest label, if it has one; rows of each are divided in proportion."""
-        return rarest([self.names_in(row) for row in rows])
+        names = [self.names_in(row) for row in rows]
+        counts = Counter(name for of_row in names for name in of_row)
+        return [min(of_row, key=lambda name: (counts[name], name), default="") for of_row in names]
 
     def expected(self, row: Row) -> Any:
         """Return the right answer as people see it, a plain value of JSON."""
@@ -237,10 +240,6 @@ class TaskType(Calibration, ABC):
         """Return what a bootstrap draws from: outputs of the same score that are quicker to score."""
         return outputs
 
-    def averaged(self, metric: str) -> str:
-        """Say how a metric comes to one number."""
-        return self.metric_of(metric).averaged
-
     def metric_of(self, name: str) -> Metric:
         """Return the metric of that name; refuse unknown ones and those of other kinds."""
         if name in self.metrics:
@@ -267,8 +266,9 @@ class TaskType(Calibration, ABC):
         return self.plain(outputs)
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
-        """Return each answer's distance from the right one, [n]; McNemar's test asks whose is nearer."""
-        raise UsageError(f"{self.title} has no baseline.")
+        """Return each answer's distance from the right one, [n], by the default metric; McNemar's test asks whose is
+        nearer."""
+        return np.asarray(1.0 - self.metrics[self.default_metric].function(self, targets, outputs))
 
     @abstractmethod
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class ChoicePrediction(Prediction):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The candidate, its index, and all candidates' probabilities."""
         return {"label": self.label, "index": self.index} | super().facts
 
 
@@ -108,9 +107,6 @@ class Choice(TaskType):
 
     def plain_answers(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
         return [row.candidates[i] for row, i in zip(rows, outputs, strict=True)]
-
-    def row_errors(self, targets: Values, outputs: Values) -> Values:
-        return (outputs != targets[:, 0]).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``figures``: the accuracy, and the mean accuracy of picking by chance."""

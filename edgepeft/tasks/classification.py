@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
+from edgepeft.common.messages import counted, first_of
 from edgepeft.data.columns import Columns
 from edgepeft.data.rows import Row
 from edgepeft.tasks._answers import Prediction
@@ -112,22 +113,19 @@ class Classification(TaskType):
         shares = np.bincount(targets) / len(targets)
         return ("accuracy", "macro_f1") if shares[shares > 0].min() < RARE else ("accuracy",)
 
-    def averaged(self, metric: str) -> str:
-        """Say whose F1 it is, if it is one."""
-        known, _, positive = metric.partition(":")
-        if known != "f1" or self.labels is None:
-            return super().averaged(metric)
-        if not positive and len(self.labels) > 2:
-            return f"macro {super().averaged('macro_f1')}"
-        return f"of the label {positive or _positive(sorted(self.labels))!r} alone"
-
     def metric_of(self, name: str) -> Metric:
         """Know one label's F1 too, and correlations if labels are numbers."""
         known, _, positive = name.partition(":")
-        if positive and known == "f1":
-            if self.labels is not None and positive not in self.labels:
-                raise UnknownName("label", positive, self.labels)
-            return Metric(partial(_f1, positive=positive))
+        if known == "f1" and (positive or self.labels):
+            labels = self.labels or (positive,)
+            if positive and positive not in labels:
+                raise UnknownName("label", positive, labels)
+            if not positive and len(labels) > 2:
+                return Metric(_macro_f1, f"macro {self.metrics['macro_f1'].averaged}")
+            # Of two the last name that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent.
+            affirming = [each for each in labels if not re.match(r"(not?|non)[ _-]", each, re.IGNORECASE)]
+            one = positive or max(affirming or labels)
+            return Metric(partial(_f1, positive=one), f"of the label {one!r} alone")
         if self.labels is not None and all(map(_NUMBER.fullmatch, self.labels)):
             from edgepeft.tasks.regression import CORRELATIONS
 
@@ -142,9 +140,6 @@ class Classification(TaskType):
     def plain(self, outputs: Values) -> list[str]:
         labels = self.labels or ()
         return [labels[i] for i in outputs]
-
-    def row_errors(self, targets: Values, outputs: Values) -> Values:
-        return (outputs != targets).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros)."""
@@ -216,14 +211,12 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]], *, alone: b
     def quoted(name: str) -> str:  # with escapes if it is not of the usual Unicode form and may look like another
         seen, of = repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name), has[name]
         first = ", ".join(row.short for row in of[:3])
-        return f"{seen} ({len(of):,} row{'s' * (len(of) > 1)}: {first}{', ...' * (len(of) > 3)})"
+        return f"{seen} ({counted(len(of), 'row')}: {first}{', ...' * (len(of) > 3)})"
 
     def say(what: str, found: Sequence[Sequence[str]]) -> None:
-        if not found:
-            return
-        told = [" and ".join(map(quoted, each)) for each in found[:3]]
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        warnings.warn(f"{file}: {what}: {'; '.join(told)}{more}.", stacklevel=3)
+        if found:
+            told = first_of([" and ".join(map(quoted, each)) for each in found], between="; ")
+            warnings.warn(f"{file}: {what}: {told}.", stacklevel=3)
 
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
@@ -263,12 +256,6 @@ def _divided_by(labels: Sequence[str]) -> str | None:
     return None
 
 
-def _positive(names: Sequence[str]) -> str:
-    """Return the last sorted name that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
-    affirming = [name for name in names if not re.match(r"(not?|non)[ _-]", name, re.IGNORECASE)]
-    return (affirming or list(names))[-1]
-
-
 def _counts(kind: Classification, targets: Values, outputs: Values) -> tuple[Values, Values, Values]:
     """Count the rows that are given each label rightly, are given it, and have it: float64 [C]."""
     of = (targets[targets == outputs], outputs, targets)
@@ -276,12 +263,9 @@ def _counts(kind: Classification, targets: Values, outputs: Values) -> tuple[Val
     return right, given, has
 
 
-def _f1(kind: Classification, targets: Values, outputs: Values, positive: str = "") -> float:
-    names = list(kind.labels or ())
-    if not positive and len(names) > 2:
-        return _macro_f1(kind, targets, outputs)
+def _f1(kind: Classification, targets: Values, outputs: Values, positive: str) -> float:
     right, given, has = _counts(kind, targets, outputs)
-    place = names.index(positive or _positive(sorted(names)))
+    place = (kind.labels or ()).index(positive)
     return float(2 * right[place] / max(1, given[place] + has[place]))
 
 
@@ -300,7 +284,7 @@ def _matthews(kind: Classification, targets: Values, outputs: Values) -> float:
 
 Classification.metrics = {
     "accuracy": Metric(lambda _, targets, outputs: targets == outputs, "share of rows that are right", mean),
-    "f1": Metric(_f1),
+    "f1": Metric(_macro_f1),  # of two labels one's own: ``metric_of``
     "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),
 }

@@ -231,7 +231,6 @@ class Embedding(TaskType):
         return {"figures": {name: self.score(name, targets, outputs) for name in self._figures}}
 
     def baseline_outputs(self, states: Values) -> Values:
-        """Return the bare backbone's pooled states [n, K, hidden size] as vectors."""
         return unit(states).astype(np.float32)
 
     def logits_and_targets(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:

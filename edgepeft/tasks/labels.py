@@ -158,7 +158,7 @@ class Labels(TaskType):
         """Return ``by_class`` and ``macro``, each label for itself, and ``figures``: every metric, and the loss too."""
         from edgepeft.data.by_class import by_class
 
-        right, given, has = (each.tolist() for each in _counts(self, targets, outputs))
+        right, given, has = _counts(self, targets, outputs).tolist()
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         figures["ranking_loss"] = 1 - figures.pop("ranking")
         return {**by_class(self.labels or (), right, given, has), "figures": figures}
@@ -217,22 +217,14 @@ def _best_threshold(has: NDArray[np.bool_], shares: NDArray[np.float64]) -> floa
     return float(near[np.abs(near - _EVEN).argmin()])
 
 
-def _counts(
-    kind: Labels, targets: Values, outputs: Values
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Count the rows that are given each label rightly, are given it, and have it: [C]."""
+def _counts(kind: Labels, targets: Values, outputs: Values) -> NDArray[np.intp]:
+    """Count the rows that are given each label rightly, are given it, and have it: [3, C]."""
     given, has = kind.decided(outputs), targets > 0
-    return (given & has).sum(0), given.sum(0), has.sum(0)
+    return np.stack([(given & has).sum(0), given.sum(0), has.sum(0)])
 
 
-def _micro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
-    right, given, has = (int(each.sum()) for each in _counts(kind, targets, outputs))
-    return 2 * right / max(1, given + has)
-
-
-def _macro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
-    right, given, has = _counts(kind, targets, outputs)
-    return float((2 * right / np.maximum(1, given + has)).mean())
+def _f1(right: Values, given: Values, has: Values) -> Values:
+    return 2 * right / np.maximum(1, given + has)
 
 
 def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
@@ -247,8 +239,8 @@ def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
 
 
 Labels.metrics = {
-    "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
-    "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
+    "micro_f1": Metric(lambda *of: _f1(*_counts(*of).sum(1)), "over all rows' labels together"),
+    "macro_f1": Metric(lambda *of: _f1(*_counts(*of)).mean(), "mean over the labels, each counting alike"),
     "exact_match": Metric(
         lambda kind, targets, outputs: (kind.decided(outputs) == (targets > 0)).all(1),
         "share of rows whose labels are exactly right",

@@ -49,12 +49,10 @@ class SpansPrediction(Prediction):
 
     @property
     def value(self) -> str:
-        """The answer's text."""
         return self.text
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The text and where it stands."""
         there = self.start is not None
         places = {"start": self.start, "end": self.end} if there else {}
         return {"text": self.text, "answered": there, **places, "score": self.score}
@@ -96,7 +94,6 @@ class Spans(TaskType):
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        """Return a row's answers as canonical text."""
         try:
             found = [(start, text) for start, text in _pairs(value)]
             if any(type(start) is not int or not isinstance(text, str) for start, text in found):
@@ -237,9 +234,6 @@ class Spans(TaskType):
         return np.array(
             [max(score(text, right) for right in t.answers) for t, text in zip(targets, given, strict=True)]
         )
-
-    def row_errors(self, targets: Values, outputs: Values) -> Values:
-        return 1 - self.each(targets, outputs)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``figures``: the metrics; if some rows have no answer, also of those and of the others alone."""

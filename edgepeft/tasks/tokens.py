@@ -26,21 +26,10 @@ from edgepeft.common.messages import counted
 from edgepeft.data.columns import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
+from edgepeft.tasks import _tags
 from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks._conformal import softmax
 from edgepeft.tasks._losses import Agreement, GraphWriter, LossGraph, Values, cross_entropy, log_softmax, token_loss
-from edgepeft.tasks._tags import (
-    ENTITY_SCORES,
-    OUTSIDE,
-    Entity,
-    complete,
-    entities,
-    entity_counts,
-    require_told,
-    tagged_label,
-    tagged_row,
-    type_of,
-)
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
@@ -85,7 +74,7 @@ class Tokens(TaskType):
     name = "tokens"
     title = "a tagging of words"
     answers = "spans"
-    metrics = ENTITY_SCORES
+    metrics = _tags.ENTITY_SCORES
     default_metric = "entity_f1"
     has_labels = True
     needs_names = True
@@ -93,11 +82,11 @@ class Tokens(TaskType):
     head = "tokens"
     model = "ForTokenClassification"
     sample_label = '{"spans":[]}'
-    sample_labels = ("B-X", "I-X", OUTSIDE)
+    sample_labels = ("B-X", "I-X", _tags.OUTSIDE)
 
     @property
     def types(self) -> tuple[str, ...]:
-        return tuple(sorted({type_of(tag) for tag in self.labels or ()} - {""}))
+        return tuple(sorted({_tags.type_of(tag) for tag in self.labels or ()} - {""}))
 
     @property
     def described(self) -> str:
@@ -107,19 +96,19 @@ class Tokens(TaskType):
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        return tagged_label(value, where)
+        return _tags.tagged_label(value, where)
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return the tags of the rows' scheme; spans are tagged as BIO."""
-        read, counts = [tagged_row(row) for row in rows], Counter[str]()
+        read, counts = [_tags.tagged_row(row) for row in rows], Counter[str]()
         for each in read:
             counts.update(each.tags(None))
-        if not {*counts} - {OUTSIDE}:
-            raise DataError(f"{rows[0].file}: no row has an entity: every word is {OUTSIDE}. Give rows with some too.")
+        if not {*counts} - {_tags.OUTSIDE}:
+            raise DataError(f"{rows[0].file}: no row has an entity: every word is O. Give rows with some too.")
         try:
-            require_told(counts)
-            tags = complete(counts)
+            _tags.require_told(counts)
+            tags = _tags.complete(counts)
         except ValueError as error:
             raise DataError(f"{rows[0].file}: {error}.") from error
         check_names(rows, [[entity.label for entity in each.found] for each in read])
@@ -135,34 +124,33 @@ class Tokens(TaskType):
     @classmethod
     def check_labels(cls, labels: Sequence[str]) -> None:
         try:
-            complete(labels)
+            _tags.complete(labels)
         except ValueError as error:
             raise UsageError(f"the head's tags are {', '.join(labels)}, and {error}; name them: --labels.") from error
 
     def unknown_label(self, row: Row) -> str | None:
         """Return the first type of a span, or tag, that is none of these; a head trained elsewhere may lack some."""
-        read, known = tagged_row(row), self.labels or ()
+        read, known = _tags.tagged_row(row), self.labels or ()
         odd = None if read.given else next((each.label for each in read.found if each.label not in self.types), None)
         return odd or next((tag for tag in read.tags(known) if tag not in known), None)
 
     def expected(self, row: Row) -> list[str]:
-        return _in_words(row, tagged_row(row).found)
+        return _in_words(row, _tags.tagged_row(row).found)
 
     def names_in(self, row: Row) -> list[str]:
-        return [entity.label for entity in tagged_row(row).found]
+        return [entity.label for entity in _tags.tagged_row(row).found]
 
     def targets(self, rows: Sequence[Row]) -> Values:
         """Return tags and places, [n] of [2, w], as if each word were a token."""
         return self._targets(rows, (np.arange(len(words_of(row.sentence1))) for row in rows))
 
     def targets_at_tokens(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
-        """Return tags and places, [n] of [2, w]."""
         pairs = zip(rows, tokens.of_texts, strict=True)
         return self._targets(rows, (places_of(words_of(row.sentence1), each) for row, each in pairs))
 
     def _targets(self, rows: Sequence[Row], places: Iterable[NDArray[np.int64]]) -> Values:
         index = {tag: i for i, tag in enumerate(self.labels or ())}
-        tagged = ([index[tag] for tag in tagged_row(row).tags(self.labels)] for row in rows)
+        tagged = ([index[tag] for tag in _tags.tagged_row(row).tags(self.labels)] for row in rows)
         return np.fromiter(map(np.stack, zip(tagged, places, strict=True)), object, len(rows))
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
@@ -205,7 +193,7 @@ class Tokens(TaskType):
         """Return the tags given to a row's words; ``output`` may be one tag for all."""
         names, places = self.labels or (), target[1]
         best = np.full(len(places), output) if np.ndim(output) == 0 else np.append(output, 0)[places]
-        return [OUTSIDE if place == NOWHERE else names[i] for i, place in zip(best, places, strict=True)]
+        return [_tags.OUTSIDE if place == NOWHERE else names[i] for i, place in zip(best, places, strict=True)]
 
     def both(self, targets: Values, outputs: Values) -> list[tuple[list[str], list[str]]]:
         """Return the right tags of each row's words, and the given ones."""
@@ -214,23 +202,23 @@ class Tokens(TaskType):
 
     def plain_answers(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[list[str]]:
         given = (self._given(target, output) for target, output in zip(targets, outputs, strict=True))
-        return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
+        return [_in_words(row, _tags.entities(tags)) for row, tags in zip(rows, given, strict=True)]
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
         """Return 1 less each row's own F1, which is 1 if there is no entity and none is found."""
-        sets = [({*entities(has)}, {*entities(given)}) for has, given in self.both(targets, outputs)]
+        sets = [({*_tags.entities(has)}, {*_tags.entities(given)}) for has, given in self.both(targets, outputs)]
         return np.array([1 - (2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0) for a, b in sets])
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and entities not read."""
         from edgepeft.data.by_class import by_class
 
-        columns = entity_counts(self, targets, outputs).sum(0).tolist()
+        columns = _tags.entity_counts(self, targets, outputs).sum(0).tolist()
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         unread = sum(
             any(target[1][i] == NOWHERE for i in range(first, last + 1))
             for target in targets
-            for _, first, last in entities([(self.labels or ())[i] for i in target[0]])
+            for _, first, last in _tags.entities([(self.labels or ())[i] for i in target[0]])
         )
         more = {"entities_not_read": float(unread)} if unread else {}
         return {**by_class(self.types, *columns), "figures": {**figures, **more}}
@@ -263,9 +251,9 @@ class Tokens(TaskType):
         names, known = self.labels or (), read.places != NOWHERE
         of_words = np.where(known[:, None], logits[read.places], 0.0).astype(np.float64)
         best = softmax(of_words).max(-1)
-        tags = [names[i] if ok else OUTSIDE for i, ok in zip(of_words.argmax(-1), known, strict=True)]
+        tags = [names[i] if ok else _tags.OUTSIDE for i, ok in zip(of_words.argmax(-1), known, strict=True)]
         spans = []
-        for label, first, last in entities(tags):
+        for label, first, last in _tags.entities(tags):
             start, end = read.words[first][0], read.words[last][1]
             score = round(float(best[first : last + 1].mean()), 6)
             spans.append(TokenSpan(start, end, label, cleaned(read.text[start:end]), score))
@@ -295,6 +283,6 @@ class Tokens(TaskType):
         return Agreement(float(shares.mean()) if len(shares) else 1.0, int((counts == 0).sum()))
 
 
-def _in_words(row: Row, found: Sequence[Entity]) -> list[str]:
+def _in_words(row: Row, found: Sequence[_tags.Entity]) -> list[str]:
     words = words_of(row.sentence1)
     return [f"{row.sentence1[words[first][0] : words[last][1]]} ({label})" for label, first, last in found]

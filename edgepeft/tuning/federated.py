@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.messages import first_of
 from edgepeft.data.readers import source_of
 from edgepeft.data.training_loop.checkpoint import Position, claim
 from edgepeft.data.training_loop.engine import Arrays, Scored
@@ -37,7 +38,6 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
-_MAX_NAMES = 3  # in a message
 _A, _B = "/A", "/B"
 
 
@@ -46,8 +46,8 @@ def checked_tensors(given: Mapping[str, NDArray[Any]], like: Arrays, who: str) -
     for what, odd in (("lack", like.keys() - given.keys()), ("have unknown", given.keys() - like.keys())):
         if odd:
             raise DataError(
-                f"{who} {what} {_some(sorted(odd))}; the task's own are {_some(list(like))}. Take them of the same "
-                "task, with the same tensors frozen."
+                f"{who} {what} {first_of(sorted(odd))}; the task's own are {first_of(list(like))}. Take them of the "
+                "same task, with the same tensors frozen."
             )
     found = {}
     for name, own in like.items():
@@ -62,11 +62,6 @@ def checked_tensors(given: Mapping[str, NDArray[Any]], like: Arrays, who: str) -
         if not np.isfinite(found[name]).all():
             raise DataError(f"{who} have values in {name} that are not finite; they are not taken.")
     return found
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from edgepeft.bundle.manifest import Manifest, model_card
 from edgepeft.cli import _output
-from edgepeft.common.messages import _NEEDED, counted, mistakes_text, printable, reason
+from edgepeft.common.messages import _NEEDED, counted, first_of, mistakes_text, printable, reason
 
 ROOT = Path(__file__).parents[2]
 # Colours, the title, the clipboard (OSC 52), a C1 introducer, a bell, text that runs backwards, a line end of its own.
@@ -184,3 +184,8 @@ def test_a_reason_is_one_line_also_of_an_error_that_says_nothing(error, said):
 def test_noun_and_verb_agree_with_their_number():
     assert [counted(n, "row is") for n in (0, 1, 2)] == ["0 rows are", "1 row is", "2 rows are"]
     assert [counted(n, "text") for n in (1, 12_000)] == ["1 text", "12,000 texts"]
+
+
+def test_of_many_the_first_are_told_and_the_others_counted():
+    assert [first_of(list("abcde")[:n]) for n in (0, 3, 5)] == ["", "a, b, c", "a, b, c and 2 more"]
+    assert first_of(["a"] * 1_002, 2, "; ") == "a; a and 1,000 more"

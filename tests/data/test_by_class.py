@@ -35,7 +35,7 @@ def errors_of(expected, answers, names):
 
 
 def averaged(metric, names):
-    return Classification(names).averaged(metric)
+    return Classification(names).metric_of(metric).averaged
 
 
 def test_precision_recall_f1_support_and_the_matrix_are_scikit_learns():

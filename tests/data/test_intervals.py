@@ -21,7 +21,7 @@ def test_the_bootstrap_is_scipys_but_for_the_draws():
     spread = values.std() / math.sqrt(200)
     found = bootstrap(lambda places: float(values[places].mean()), 200)
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.2 * spread)
-    assert found.method == "bootstrap"
+    assert found.interval == "bootstrap"
 
 
 def test_sums_have_the_interval_of_the_rows_that_they_are_of():

@@ -19,10 +19,9 @@ import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
 from edgepeft.data.columns import Columns, parse_cell
-from edgepeft.data.frames import Records
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
-from edgepeft.data.readers import head_of, source_of
+from edgepeft.data.readers import Records, head_of, source_of
 from edgepeft.data.rows import read_rows
 from edgepeft.data.shapes import recognised_shape
 from edgepeft.tasks.base import kind_named

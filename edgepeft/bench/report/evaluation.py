@@ -242,7 +242,7 @@ class TrainingCard(DocumentPart):
 
 
 def _how(card: TrainingCard, metric: str) -> str:
-    return kind_from_card(card.kind, card.labels, card.head_reads).averaged(metric)
+    return kind_from_card(card.kind, card.labels, card.head_reads).metric_of(metric).averaged
 
 
 def evaluation_of(card: TrainingCard) -> EvalSummary | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.progress import TextColumn, TimeRemainingColumn
 
+from edgepeft.common.messages import first_of
 from edgepeft.common.progress import bars, stopping
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.data.by_class import headline, headline_metrics, mislabelled, shown_row, worst_of
@@ -269,7 +270,7 @@ class TrainingLoop:
         return Interrupted(f"stopped after step {self.position.step} of {self.total}")
 
     def _diverged(self, what: str, odd: Sequence[int] = ()) -> Diverged:
-        rows = " and ".join(self.data.train[i].where for i in odd[:3]) + f" and {len(odd) - 3} more" * (len(odd) > 3)
+        rows = first_of([self.data.train[i].where for i in odd], between=" and ")
         why = f"by itself, only {rows} gives that; correct or remove it" if odd else "the training diverged"
         return Diverged(f"{what} in step {self.position.step + 1}: {why}. {self.remedy}")
 
