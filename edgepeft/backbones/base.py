@@ -171,8 +171,7 @@ class Decoder:
         if self.start_token_id is not None:
             return np.full(len(ids), self.start_token_id, np.int64)
         last = mask.shape[1] - 1 - (mask[:, ::-1] != 0).argmax(1) if len(ids) else np.empty(0, np.int64)
-        starts: NDArray[np.int64] = ids[np.arange(len(ids)), last]
-        return starts
+        return ids[np.arange(len(ids)), last]
 
     def read_before(self, ids: NDArray[np.int64]) -> tuple[int, ...]:
         """The tokens of a row [S] before its start; none where another stack reads them."""
@@ -260,8 +259,7 @@ class Architecture(Sizes):
 
         Its outputs are last_hidden_state [B, S, d], pooled values [B, d] and of a decoder its labels' edges [B, n, e].
         """
-        model: onnx.ModelProto = self.builder(self, checkpoint).model()
-        return model
+        return self.builder(self, checkpoint).model()
 
     def text_graphs(self, checkpoint: Checkpoint) -> TextGraphs | None:
         """The graphs that write text, over the same weights; None where the model has no decoder."""
@@ -271,8 +269,7 @@ class Architecture(Sizes):
         """The graph that teaches text: a row, and what stands before each target token -> that token's logits."""
         if self.decoder is None:
             raise BundleError(f"a {self.model_type} has no decoder that could be taught to write text.")
-        model: onnx.ModelProto = self.builder(self, checkpoint).teaching()
-        return model
+        return self.builder(self, checkpoint).teaching()
 
     @property
     def bindings(self) -> dict[str, str]:

@@ -209,12 +209,11 @@ class Checkpoint:
         if quantised.packed in self.tensors:
             pairs = self._mapped(quantised.packed, "U8")
             numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).astype(np.float32)
-            groups: NDArray[np.float32] = (numbers.reshape(*scale.shape[:2], -1) - 8) * scale  # [out, groups, in each]
-            return groups.reshape(len(pairs), -1)
+            groups = numbers.reshape(*scale.shape[:2], -1) - 8  # [out, groups, in each]
+            return (groups * scale).reshape(len(pairs), -1)
         if quantised.bytes in self.tensors:
             numbers = self._mapped(quantised.bytes, "U8").astype(np.float32) - 128
-            groups = numbers.reshape(*scale.shape[:2], -1) * scale
-            return groups.reshape(numbers.shape)
+            return (numbers.reshape(*scale.shape[:2], -1) * scale).reshape(numbers.shape)
         as_it_was = quantised.table in self.tensors
         integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8")
         values: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)

@@ -163,9 +163,7 @@ class ModelLayout:
         rows |= {"embeddings.position_embeddings": sizes.max_length} if self.positions else {}
         rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if self.token_types else {}
         rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if self.task_types else {}
-        tensors: dict[str, tuple[int, ...]] = {
-            f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()
-        }
+        tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": (n, sizes.embedding_size) for name, n in rows.items()}
         tensors |= {self.distances: (BUCKETS, sizes.n_heads)} if self.distances else {}
         for module, shape in self.modules(sizes):
             tensors[f"{module}.weight"] = shape

@@ -131,8 +131,7 @@ def causal_states(model: nn.Module, tensors: Mapping[str, Tensor], inputs: Mappi
     own = {name.removeprefix(f"{_INNER}."): t for name, t in tensors.items() if name.startswith(f"{_INNER}.")}
     places = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     given = {**inputs, "position_ids": places, "use_cache": False}
-    states: Tensor = torch.func.functional_call(inner, own, (), given, tie_weights=False).last_hidden_state
-    return states
+    return torch.func.functional_call(inner, own, (), given, tie_weights=False).last_hidden_state
 
 
 def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -142,8 +141,7 @@ def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         read = whole.encoder
     else:
         read = whole.get_submodule(_INNER) if hasattr(whole, "lm_head") else whole.base_model
-    states: Tensor = read(**inputs).last_hidden_state
-    return states
+    return read(**inputs).last_hidden_state
 
 
 def tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -193,8 +191,7 @@ def causal_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Tens
     places = (mask.cumsum(1) - 1).clamp(min=0)
     kept = written.shape[1] + 1
     output = run(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False, logits_to_keep=kept)
-    logits: Tensor = output.logits
-    return logits
+    return output.logits
 
 
 def causal_edges(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:
@@ -219,5 +216,4 @@ def edge_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Tri
         **inputs, decoder_input_ids=tokens.expand(batch, -1), decoder_attention_mask=hidden_from, use_cache=False
     )
     edges = torch.from_numpy(trie.values[EDGES]).to(device)
-    logits: Tensor = output.logits[:, places][..., edges]
-    return logits
+    return output.logits[:, places][..., edges]

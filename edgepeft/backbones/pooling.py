@@ -8,7 +8,7 @@ Letters: B rows, S padded length, T tokens of all rows packed, d hidden.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from edgepeft.common.errors import UsageError
 
@@ -164,19 +164,14 @@ Pooling.LABELS, Pooling.TOKENS = _Labels(), _Tokens()
 EMBEDDINGS = (Pooling.FIRST, Pooling.MEAN)  # every backbone's graph has these
 
 
-class HeadInput(NamedTuple):
-    """What a card's ``head_reads`` means."""
-
-    pooling: Pooling
-    skips_prompt: bool = False  # it leaves the tokens of a prompt in front out
-
-
-READS: dict[HeadReads, HeadInput] = {
-    "first_token": HeadInput(Pooling.FIRST, skips_prompt=True),
-    "first_position": HeadInput(Pooling.FIRST),
-    "mean": HeadInput(Pooling.MEAN, skips_prompt=True),
-    "last_token": HeadInput(Pooling.LAST),
-    "labels": HeadInput(Pooling.LABELS),
-    "text": HeadInput(Pooling.LABELS),  # of every word, at each token of the target
-    "tokens": HeadInput(Pooling.TOKENS, skips_prompt=True),
+# What a card's ``head_reads`` means.
+READS: dict[HeadReads, Pooling] = {
+    "first_token": Pooling.FIRST,
+    "first_position": Pooling.FIRST,
+    "mean": Pooling.MEAN,
+    "last_token": Pooling.LAST,
+    "labels": Pooling.LABELS,
+    "text": Pooling.LABELS,  # of every word, at each token of the target
+    "tokens": Pooling.TOKENS,
 }
+SKIP_PROMPT: tuple[HeadReads, ...] = ("first_token", "mean", "tokens")  # they leave a prompt's tokens in front out

@@ -132,12 +132,11 @@ class TextEncoder:
         try:
             if len(parts) == 1:
                 return [self._tokenizer.encode(*parts[0])]
-            encodings: list[Encoding] = self._tokenizer.encode_batch([p if len(p) > 1 else p[0] for p in parts])
+            return self._tokenizer.encode_batch([p if len(p) > 1 else p[0] for p in parts])
         except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             raise BundleError(f"{self._path} cannot encode a text ({error}); use a sound tokenizer.json.") from error
-        return encodings
 
     def _padded(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[Any]]:
         of = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -146,8 +145,7 @@ class TextEncoder:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def plain_ids(self, text: str) -> list[int]:
         """The text's own tokens, no special ones."""

@@ -76,11 +76,8 @@ class Bundle:
     @cached_property
     def architecture(self) -> Architecture:
         """The backbone's sizes and sites, from its config."""
-        return family_of(self._config).architecture(self._config)
-
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        return read_config(self._sound("config.json"))
+        config = read_config(self._sound("config.json"))
+        return family_of(config).architecture(config)
 
     def _sound(self, name: str) -> Path:
         """A file with the hash that the manifest gives; older bundles give none."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from edgepeft.backbones.pooling import READS
+from edgepeft.backbones.pooling import SKIP_PROMPT
 from edgepeft.bundle.manifest import TaskCard, TaskEntry
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import mistakes_text
@@ -53,7 +53,7 @@ class DeltaCard(TaskCard):
     @property
     def skipped_tokens(self) -> int:
         """Tokens at a row's start that the head leaves out."""
-        return self.prompt_length if READS[self.head_reads].skips_prompt else 0
+        return self.prompt_length if self.head_reads in SKIP_PROMPT else 0
 
 
 def read_card(folder: Path) -> DeltaCard:
@@ -108,8 +108,7 @@ def require_agreement(card: Mapping[str, Any], entry: TaskEntry, where: Path) ->
 
 def _plain(entry: TaskEntry) -> dict[str, Any]:
     """As JSON has it, where a number that is none is null."""
-    found: dict[str, Any] = json.loads(entry.model_dump_json(exclude=_OF_FILES))
-    return found
+    return json.loads(entry.model_dump_json(exclude=_OF_FILES))
 
 
 def _with_kind_name(entry: TaskEntry) -> TaskEntry:

@@ -56,7 +56,8 @@ class Delta(nn.Module):
         self.modules_by_site = nn.ModuleDict({_key(site): module for site, module in built.items()})
         scored = head.decodes and not head.writes
         self.trie = backbone.trie(card.targets or card.labels or ()) if scored else None
-        self.head = head.made_for(architecture.hidden_size, card.n_outputs, card.head_dropout, self.trie)
+        labels = () if self.trie is None else (self.trie,)
+        self.head = head(architecture.hidden_size, card.n_outputs, card.head_dropout, *labels)
         own = method.own_tensors(architecture, head.reads)
         self.generator = method.generator(own)
         trained = own if self.generator is None else {}
@@ -88,8 +89,7 @@ class Delta(nn.Module):
         names = self.generator.names
         reads = self.frozen_reads
         pretrained = {n: reads[n] if n in reads else model.get_parameter(n) for n in names}
-        made: dict[str, Tensor] = self.generator(pretrained)
-        return made
+        return self.generator(pretrained)
 
     @property
     def trains_head_alone(self) -> bool:
@@ -146,7 +146,6 @@ class Delta(nn.Module):
     def _pooled(self, model: nn.Module, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         """[batch, d], or [batch, nodes, edges] of labels, or [batch, target length, words]: what the head reads."""
         inputs = self.prompted(inputs)
-        pooled: Tensor
         with self.within(model, own) as overrides:
 
             def run(**given: Any) -> Any:
@@ -157,8 +156,7 @@ class Delta(nn.Module):
                     return hooks.causal_logits(run, inputs)
                 return hooks.causal_edges(run, inputs, self.trie)
             if self.card.writes:
-                pooled = run(**inputs, use_cache=False).logits
-                return pooled
+                return run(**inputs, use_cache=False).logits
             if self.trie is not None:
                 pooled = hooks.edge_logits(run, inputs, self.trie)
             else:
@@ -172,8 +170,7 @@ class Delta(nn.Module):
         if (module := self.site_modules.get(self.card.pooling.site)) is None:
             return pooled
         tokens = {"token": self.edge_tokens(pooled.device)} if "token" in hooks.needs(module) else {}
-        adapted: Tensor = module(pooled, **tokens)
-        return adapted
+        return module(pooled, **tokens)
 
     def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The inputs with room for the prompt in front, ending in the last column where text goes on with them."""
@@ -200,8 +197,7 @@ class Delta(nn.Module):
 
     def read_out(self, pooled: Tensor, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
         """The head's logits [batch, outputs] of [batch, d]; ``own`` takes the place of backbone tensors."""
-        logits: Tensor = self.head(pooled, *({**self.frozen_reads, **own}[name] for name in self.head.reads))
-        return logits
+        return self.head(pooled, *({**self.frozen_reads, **own}[name] for name in self.head.reads))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every trained tensor by its name on disk; a shared one appears once."""
@@ -327,7 +323,7 @@ def _reads(head: type[Head], backbone: Backbone) -> HeadReads:
         return "text" if head.writes or backbone.architecture.decoder_only else "labels"
     if head.per_token:
         return "tokens"
-    return next(name for name, read in READS.items() if read.pooling is backbone.pooling)
+    return next(name for name, pooling in READS.items() if pooling is backbone.pooling)
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:

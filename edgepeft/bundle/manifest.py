@@ -165,7 +165,7 @@ class TaskCard(_Model):
     @property
     def pooling(self) -> Pooling:
         """The pooled value that the head reads."""
-        return READS[self.head_reads].pooling
+        return READS[self.head_reads]
 
     @property
     def writes(self) -> bool:

@@ -9,7 +9,7 @@ So a layer has one product in place of three and three nodes of LoRA in place of
 stands between: biases, norms of queries and keys, a method of another form.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
+from edgepeft.graph.joined_row import JoinTensors
 from edgepeft.graph.names import TEXTS, joined_name
 from edgepeft.graph.parameters import StructuredTask
 from edgepeft.graph.protos import (
@@ -37,8 +38,6 @@ from edgepeft.graph.protos import (
 )
 
 Feeds = Mapping[str, NDArray[np.float32]]
-# The tensors to join along their first axis, and the name of the result.
-JoinTensors = Callable[[Sequence[TensorProto], str], TensorProto]
 
 _ATTENTION = "GroupQueryAttention"
 _MAX_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read too, and grow with the rank
@@ -203,7 +202,7 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], join:
             continue
         parts = tuple(node.output[0] for node in found)
         sources = [[stored[node.input[i]] for node in unpacked] for i in range(2)]
-        tensors = [join(each, joined_name(tensor.name for tensor in each)) for each in sources]
+        tensors = [join(each, 0, joined_name(tensor.name for tensor in each)) for each in sources]
         sizes = np.array([tensor.dims[0] for tensor in sources[0]], np.int64)
         graph.initializer.extend([*tensors, numpy_helper.from_array(sizes, f"{tensors[0].name}/sizes")])
         value, matrix = joined_name(parts), joined_name(node.output[0] for node in unpacked)

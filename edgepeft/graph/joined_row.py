@@ -7,7 +7,7 @@ the separate products.  What LoRA adds (``one_row``) is one product more, block-
 Letters: T tokens, d hidden, h heads, e = d / h, r rank.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.names import joined_name, names_in, without_prefix
+from edgepeft.graph.names import joined_name, without_prefix
 from edgepeft.graph.one_row import MERGED, SPLIT_HEADS, SPLIT_KEYS, is_x_w
 from edgepeft.graph.protos import (
     CONTRIB,
@@ -34,8 +34,8 @@ from edgepeft.graph.protos import (
 )
 from edgepeft.graph.quantise import integer_products
 
-# Tensors side by side along an axis, under a name; None where there is no such copy.
-TryJoin = Callable[[Sequence[TensorProto], int, str], TensorProto | None]
+# Tensors side by side along an axis, under a name.
+JoinTensors = Callable[[Sequence[TensorProto], int, str], TensorProto]
 
 FOR_ATTENTION = ":attention"  # how the name of a matrix ends that ``QAttention`` reads: packed copies are an operator's
 _MIDDLE = "zero_point_128"  # the byte of 0 of what has one step for all rows
@@ -64,16 +64,8 @@ class _Update(NamedTuple):
 
     low: str
     matrix: str
-    before: int
-    after: int
-
-
-class Joined(NamedTuple):
-    """Names of a layer's joined tensors, "" for those that it has not."""
-
-    matrix: str
-    scale: str
-    bias: str
+    before: int = 0
+    after: int = 0
 
 
 class _Attended(NamedTuple):
@@ -83,27 +75,27 @@ class _Attended(NamedTuple):
     context: str
 
     def tensors(self) -> Iterator[tuple[Sequence[str], int, str]]:
-        """Names of what to join, along which axis, and the result's name: ``Joined``'s, in order."""
-        for kind in Joined._fields:
+        """Matrix, scale and bias: names of what to join, along which axis, and the result's, "" where there is none."""
+        for kind in ("matrix", "scale", "bias"):
             names = [getattr(part, kind) for part in self.parts]
             axis = 1 if kind == "matrix" and self.parts[0].scale else 0
             name = joined_name(names) if all(names) else ""
             yield names, axis, name + FOR_ATTENTION if self.context and kind == "matrix" else name
 
-    def write(self, add: Writer, joined: Joined) -> str:
+    def write(self, add: Writer) -> str:
         """Write the joined product; returns the context, or all three values with biases (T, 3 d)."""
         x, (*_, h, _) = self.parts[0].x, self.parts[0].shape
+        matrix, scale, bias = (name for *_, name in self.tensors())
         if self.context:
             rows, unit = add.op("Unsqueeze", x, first := add.ints(0)), add.number(1, np.float32)
-            inputs = [rows, joined.matrix, joined.bias, unit, joined.scale, "", add.number(128, np.uint8)]
-            attended = add.op("QAttention", *inputs, add.number(0, np.int8), domain=CONTRIB, num_heads=h)
-            return add.op("Squeeze", attended, first)
-        if joined.scale:
-            sums = add.op("Cast", add.op("MatMulInteger", x, joined.matrix, _MIDDLE), to=TensorProto.FLOAT)
-            value = add.op("Mul", sums, joined.scale)
+            inputs = [rows, matrix, bias, unit, scale, "", add.number(128, np.uint8), add.number(0, np.int8)]
+            return add.op("Squeeze", add.op("QAttention", *inputs, domain=CONTRIB, num_heads=h), first)
+        if scale:
+            sums = add.op("Cast", add.op("MatMulInteger", x, matrix, _MIDDLE), to=TensorProto.FLOAT)
+            value = add.op("Mul", sums, scale)
         else:
-            value = add.op("Gemm", x, joined.matrix, transB=1)
-        return add.op("Add", value, joined.bias) if joined.bias else value
+            value = add.op("Gemm", x, matrix, transB=1)
+        return add.op("Add", value, bias) if bias else value
 
     def split(self, add: Writer, own: Writer, value: str) -> None:
         """Heads of what ``write`` gives; ``own`` takes what follows from a task's values alone."""
@@ -191,18 +183,20 @@ def _update(graph: onnx.GraphProto, node: onnx.NodeProto, writer: Mapping[str, o
     low, matrix, _ = node.input
     split = writer.get(low)
     if split is None or split.op_type != "Split" or (sizes := constant(graph, split.input[1])) is None:
-        return _Update(low, matrix, 0, 0)
+        return _Update(low, matrix)
     place = list(split.output).index(low)
     return _Update(split.input[0], matrix, int(sizes[:place].sum()), int(sizes[place + 1 :].sum()))
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
-def join_attention(model: onnx.ModelProto, join: TryJoin) -> None:
-    """Rewrite queries, keys and values of a graph of ``for_one_row`` wherever ``join`` has the matrices."""
+def join_attention(model: onnx.ModelProto, join: JoinTensors, known: Container[str] | None = None) -> None:
+    """Rewrite queries, keys and values of a graph of ``for_one_row``, those alone whose joined matrix is ``known``."""
     add, own = Writer("joined."), Writer("delta/joined.")
-    for each, tensors in _joined(model, [*_attended(model.graph)], join):
-        each.split(add, own, each.write(add, tensors))
-    if add.nodes:
+    found = [each for each in _attended(model.graph) if known is None or next(each.tensors())[2] in known]
+    _join_tensors(model, found, join)
+    for each in found:
+        each.split(add, own, each.write(add))
+    if found:
         for writer in (add, own):
             replace_nodes(model.graph, writer.nodes)
             model.graph.initializer.extend(writer.initializers.values())
@@ -210,32 +204,25 @@ def join_attention(model: onnx.ModelProto, join: TryJoin) -> None:
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], mutates=True)
-def add_joined(model: onnx.ModelProto, row: onnx.ModelProto, join: TryJoin) -> list[str]:
+def add_joined(model: onnx.ModelProto, row: onnx.ModelProto, join: JoinTensors) -> list[str]:
     """Have ``model`` give as outputs what joined matrices give in ``row``, a graph of ``for_one_row`` with the same
     values; returns these tensors' names.
     """
-    add, known = Writer("joined."), {each.name for each in model.graph.initializer}
-    values = [each.write(add, tensors) for each, tensors in _joined(model, [*_attended(row.graph)], join)]
+    add, found, n_known = Writer("joined."), [*_attended(row.graph)], len(model.graph.initializer)
+    _join_tensors(model, found, join)
+    names = [each.name for each in model.graph.initializer[n_known:]]
+    values = [each.write(add) for each in found]
     add.add_to(model.graph)
     model.graph.output.extend(floats(value, None) for value in values)
-    return [each.name for each in model.graph.initializer if each.name not in known and len(names_in(each.name)) > 1]
+    return names
 
 
-def _joined(model: onnx.ModelProto, found: Sequence[_Attended], join: TryJoin) -> Iterator[tuple[_Attended, Joined]]:
-    """Yield each whose tensors can be joined, and their names; the model is given them."""
+def _join_tensors(model: onnx.ModelProto, found: Sequence[_Attended], join: JoinTensors) -> None:
+    """Give the model the joined tensors of each; layers may share theirs."""
     stored = {each.name: each for each in model.graph.initializer}
-    made: dict[str, bool] = {"": True}  # layers may share theirs
-    for each in found:
-        names = list[str]()
-        for parts, axis, name in each.tensors():
-            if name not in made:
-                whole = join([stored[part] for part in parts], axis, name)
-                made[name] = whole is not None
-                model.graph.initializer.extend([whole] if whole is not None else [])
-            if not made[name]:
-                break
-            names.append(name)
-        else:
-            if each.context:
-                use_contrib(model)
-            yield each, Joined(*names)
+    for parts, axis, name in (tensors for each in found for tensors in each.tensors()):
+        if name and name not in stored:
+            stored[name] = join([stored[part] for part in parts], axis, name)
+            model.graph.initializer.append(stored[name])
+    if any(each.context for each in found):
+        use_contrib(model)

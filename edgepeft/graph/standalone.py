@@ -171,8 +171,7 @@ class _Folder:
             return False
         before = sum(self._values[name].size for chain in matrices for name in chain if self._reads[name] == 1)
         first, *_, last = [*matrices[0], *matrices[0]]
-        after: int = self._values[first].shape[0] * self._values[last].shape[1]
-        return after <= before
+        return self._values[first].shape[0] * self._values[last].shape[1] <= before
 
     def _product(self, result: str, found: _Linear) -> list[onnx.NodeProto]:
         weight, bias, product = f"{result}/weight", f"{result}/bias", f"{result}/product" if found.offsets else result

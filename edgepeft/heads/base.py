@@ -2,13 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.backbones.trie import Trie
 from edgepeft.common.errors import UsageError, look_up
 from edgepeft.common.registry import classes_of
 
@@ -22,7 +21,7 @@ class Head(nn.Module):
     # Module of the head -> transformers' for sequence classification; each reads what dropout leaves, logits come last.
     places: ClassVar[Mapping[str, str]] = {}
     drops_first: ClassVar[bool] = True  # whether there is dropout before the first module too
-    decodes: ClassVar[bool] = False  # it reads what a decoder gives
+    decodes: ClassVar[bool] = False  # it reads what a decoder gives, and is made for a trie of labels if there are some
     writes: ClassVar[bool] = False  # which is every word at each token of a target: there are no labels
     bare: ClassVar[bool] = False  # it gives the pooled value itself
     per_token: ClassVar[bool] = False  # it reads each token's last state
@@ -30,11 +29,6 @@ class Head(nn.Module):
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-
-    @classmethod
-    def made_for(cls, hidden: int, outputs: int, dropout: float, trie: Trie | None) -> Self:
-        """A fresh one; ``trie`` holds the labels where it ``decodes``."""
-        return cls(hidden, outputs, dropout)
 
     @classmethod
     def dropped(cls) -> tuple[str, ...]:

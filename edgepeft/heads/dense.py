@@ -25,8 +25,7 @@ class DenseHead(Head):
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         dense, out = (self.get_submodule(name) for name in self.places)
         features = self.activation(dense(self.dropout(pooled) if self.drops_first else pooled))
-        logits: Tensor = out(self.dropout(features))
-        return logits
+        return out(self.dropout(features))
 
 
 class Deberta(DenseHead):

@@ -8,8 +8,6 @@ trie.
 Letters: B rows, n nodes of the trie of the labels' tokens, e its edges.
 """
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -31,11 +29,6 @@ class Labels(Head):
         # No numbers, for those of a delta's graph are trained.
         self.register_buffer("siblings", torch.from_numpy(trie.siblings), persistent=False)  # (n, e)
         self.register_buffer("paths", torch.from_numpy(trie.paths), persistent=False)  # (e, labels)
-
-    @classmethod
-    def made_for(cls, hidden: int, outputs: int, dropout: float, trie: Trie | None) -> Self:
-        assert trie is not None, "a backbone without a decoder has no such head"
-        return cls(hidden, outputs, dropout, trie)
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """(B, n, e) -> (B, labels)."""

@@ -23,8 +23,7 @@ class Linear(Head):
         self.add_module(self.layer, fresh_linear(hidden, outputs, bias=self.biased))
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        logits: Tensor = self.get_submodule(self.layer)(self.dropout(pooled))
-        return logits
+        return self.get_submodule(self.layer)(self.dropout(pooled))
 
 
 class Score(Linear):

@@ -49,8 +49,7 @@ class Bottleneck(nn.Module):
 
     def change(self, z: Tensor) -> Tensor:
         """A(z), [..., d] -> [..., d]."""
-        changed: Tensor = self.up(self.act(self.down(z)))
-        return changed
+        return self.up(self.act(self.down(z)))
 
 
 class OnSubLayer(Bottleneck):
@@ -148,9 +147,7 @@ def kronecker_sum(rule: Tensor, terms: Tensor) -> Tensor:
 
 def fresh_rule(n: int, std: float) -> nn.Parameter:
     """A, normal."""
-    rule = nn.Parameter(torch.empty(n, n, n))
-    nn.init.normal_(rule, std=std)
-    return rule
+    return nn.Parameter(torch.empty(n, n, n).normal_(std=std))
 
 
 class KroneckerAdapters(FactoredAdapters):

@@ -39,8 +39,7 @@ class _Placed(Bottleneck):
     def adapt(self, values: dict[str, Tensor]) -> Tensor:
         """k + A(z), of values by the names that ``reads`` and ``keeps`` have; all [..., d]."""
         change, kept = self.change(self.norm_before(values[self.reads])), values[self.keeps]
-        adapted: Tensor = self.norm_after(kept + change) if self.after == "sum" else kept + self.norm_after(change)
-        return adapted
+        return self.norm_after(kept + change) if self.after == "sum" else kept + self.norm_after(change)
 
 
 class InSubLayer(_Placed):

@@ -45,8 +45,7 @@ class Decomposed(Factors, Folding):
     def factor(self, weight: Tensor) -> Tensor:
         """g, [out]: m / ||W + s B A||."""
         updated = weight + self.scale * self.B.detach() @ self.A.detach()
-        factor: Tensor = self.magnitude / updated.norm(dim=1)
-        return factor
+        return self.magnitude / updated.norm(dim=1)
 
     def folded(self, weight: Callable[[], Tensor]) -> Scaled:
         rank, inputs = self.A.shape

@@ -36,8 +36,7 @@ class Fused(nn.Module):
         z = norm(y + residual)
         changes = torch.stack([cast("Bottleneck", adapter).change(z) for adapter in self.adapters], -2)  # [..., n, d]
         scores = (self.query(z).unsqueeze(-2) * self.key(changes)).sum(-1, keepdim=True)
-        fused: Tensor = y + self.value((torch.softmax(scores, -2) * changes).sum(-2))
-        return fused
+        return y + self.value((torch.softmax(scores, -2) * changes).sum(-2))
 
 
 class Fusion(BottleneckMethod):

@@ -57,8 +57,7 @@ class _ByMLP(Folding):
 
     def vectors(self) -> Tensor:
         """P, [p, d]."""
-        made: Tensor = self.up(torch.tanh(self.down(self.table)))
-        return made
+        return self.up(torch.tanh(self.down(self.table)))
 
     def folded(self, weight: Callable[[], Tensor]) -> Prefix | Placed:
         made = self.vectors().detach()

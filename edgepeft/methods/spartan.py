@@ -39,8 +39,7 @@ class Memory(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         weights = self.child_weights(y) * self.parent_weights(y).unsqueeze(-2)  # (..., C, N)
-        adapted: Tensor = y + weights.flatten(-2) @ self.values.flatten(0, 1)
-        return adapted
+        return y + weights.flatten(-2) @ self.values.flatten(0, 1)
 
     def parent_weights(self, y: Tensor) -> Tensor:
         """Eq. 1, renormalised as in eq. 3: [..., d] -> [..., N], zero but for the K best.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
@@ -95,7 +95,7 @@ class Grammars:
                 while len(self._begun) > _KEPT:
                     self._begun.popitem(last=False)
             self._begun.move_to_end(text)
-            return Guide(self._begun[text].deep_copy(), self._end, partial(self._renewed, text))
+            return Guide(self._begun[text].deep_copy(), partial(self._renewed, text))
 
     def _renewed(self, text: str) -> Any:
         """A matcher before its first token that has no states of earlier texts; nor has a later text's."""
@@ -113,7 +113,7 @@ class Grammars:
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
         if matcher.is_error():
             raise Unwritable(f"the JSON schema cannot be followed: {_said(matcher)}.")
-        begins = np.flatnonzero(Guide(matcher.deep_copy(), self._end).allowed(self._n_tokens)).tolist()
+        begins = np.flatnonzero(Guide(matcher.deep_copy()).allowed(self._n_tokens)).tolist()
         if not any(tokenizer.decode_bytes([token]).strip() for token in begins):  # spaces may stand before no value
             raise Unwritable("the JSON schema cannot be followed: no value fits it.")
         return matcher
@@ -126,8 +126,8 @@ class Guide:
     ``renewed`` gives a matcher without them, and the text goes on with its own alone.
     """
 
-    def __init__(self, matcher: Any, end: int, renewed: Callable[[], Any] | None = None) -> None:
-        self._matcher, self._end, self._renewed = matcher, end, renewed
+    def __init__(self, matcher: Any, renewed: Callable[[], Any] | None = None) -> None:
+        self._matcher, self._renewed = matcher, renewed
         self._taken: list[int] = []
 
     @property
@@ -219,18 +219,15 @@ class _Hypothesis(NamedTuple):
 class Row:
     """A row's texts while they are written: open ones, best first, and ended ones; a ``guide`` leads a single one."""
 
-    open: list[_Hypothesis]
-    ended: list[tuple[np.float32, _Hypothesis]] = field(default_factory=list)
+    start: InitVar[int]  # the token that its one open text begins with
     most: int | None = None  # tokens
     guide: Guide | None = None
     read: tuple[int, ...] = ()  # the prompt's tokens, of which no n-gram may come again either
+    open: list[_Hypothesis] = field(init=False)
+    ended: list[tuple[np.float32, _Hypothesis]] = field(init=False, default_factory=list)
 
-    @classmethod
-    def starting(
-        cls, token: int, most: int | None = None, guide: Guide | None = None, read: tuple[int, ...] = ()
-    ) -> Row:
-        """One open text, which is empty."""
-        return cls([_Hypothesis((token,), np.float32(0))], most=most, guide=guide, read=read)
+    def __post_init__(self, start: int) -> None:
+        self.open = [_Hypothesis((start,), np.float32(0))]
 
     def best(self, end: int) -> Written:
         """The best text that was written."""
@@ -304,5 +301,4 @@ def _candidates(rows: Sequence[Row], values: Floats, beams: int) -> Iterator[lis
 def log_probabilities(logits: Floats) -> Floats:
     """[., v] -> [., v]."""
     shifted = logits - logits.max(-1, keepdims=True)
-    likely: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return likely
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

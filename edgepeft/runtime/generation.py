@@ -135,8 +135,7 @@ class TextState:
         given = {**tokens, **self._cross, **dict(zip(self._known, self._past, strict=True))}
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
             logits, *self._past = self._decoder.run_values([LOGITS, *self._made], given)
-        values: NDArray[np.float32] = logits.numpy()
-        return values
+        return logits.numpy()
 
     def _step(self, cache: KvCache, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
@@ -246,7 +245,7 @@ class Generator:
         guides = (self.guide(task, decoding) for _ in allowed)
         pairs = zip(inputs["input_ids"], inputs["attention_mask"] != 0, strict=True)
         read = (decoder.read_before(of_row[real]) for of_row, real in pairs)
-        every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, guides, read, strict=True)]
+        every = [Row(*each) for each in zip(ids.tolist(), allowed, guides, read, strict=True)]
         rows = every
         order = np.arange(len(rows))
         while rows:

@@ -190,8 +190,7 @@ class Tokenizing:
         if not literal:  # special ones alone are too few to save a run, and need no tokenizer, which takes memory
             return []
         with self._lock:
-            ids: list[int] = self.encoder().encode([Text(literal)], entry.max_length).inputs["input_ids"][0].tolist()
-        return ids
+            return self.encoder().encode([Text(literal)], entry.max_length).inputs["input_ids"][0].tolist()
 
     def trie(self, entry: TaskEntry) -> Trie:
         """Make the trie of a task's label words, which its decoder scores."""
@@ -298,8 +297,7 @@ def pack_tokens(values: NDArray[Any], mask: NDArray[Any], prompt: int, fill: flo
     """Pack [batch, length, ...] to [tokens, ...], with ``fill`` at a prompt's tokens."""
     real = np.pad(mask != 0, ((0, 0), (prompt, 0)), constant_values=True)
     widths = [(0, 0), (prompt, 0)] + [(0, 0)] * (values.ndim - 2)
-    found: NDArray[Any] = np.pad(values, widths, constant_values=fill)[real]
-    return found
+    return np.pad(values, widths, constant_values=fill)[real]
 
 
 def pad_to(shape: tuple[int, ...], found: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -36,11 +36,11 @@ def side_by_side(bundle: Bundle, parts: Tensors, axis: int, name: str) -> onnx.T
     return whole
 
 
-def _known(bundle: Bundle, tensors: Places, parts: Tensors, axis: int, name: str) -> onnx.TensorProto | None:
-    """A joined tensor of the packed file; what it lacks is made of vectors alone, which may be too small for it."""
+def _joined(bundle: Bundle, tensors: Places, parts: Tensors, axis: int, name: str) -> onnx.TensorProto:
+    """A joined tensor of the packed file; what that lacks, which may be too small for it, is made here."""
+    if _place_in(tensors, name) is None:
+        return side_by_side(bundle, parts, axis, name)
     whole = _whole(parts, axis, name)
-    if name not in tensors:
-        return side_by_side(bundle, parts, axis, name) if len(whole.dims) == 1 else None
     whole.data_location = TensorProto.EXTERNAL
     whole.external_data.add(key="location", value=bundle.weights.name)  # until it is placed
     return whole
@@ -48,7 +48,7 @@ def _known(bundle: Bundle, tensors: Places, parts: Tensors, axis: int, name: str
 
 def join(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     """``join_attention``, where the packed file has the joined matrices; ``place_joined`` says where they lie."""
-    join_attention(model, partial(_known, bundle, tensors))
+    join_attention(model, partial(_joined, bundle, tensors), tensors.keys())
 
 
 def place_joined(model: onnx.ModelProto, bundle: Bundle, tensors: Places = MappingProxyType({})) -> None:
@@ -69,7 +69,7 @@ def place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     if groups := [group for name in grouped if len(group := names_in(name)) > 1]:  # of a decoder
         from edgepeft.graph.joined import join_products
 
-        join_products(model.graph, groups, partial(joined_tensor, bundle, tensors))
+        join_products(model.graph, groups, partial(_joined, bundle, tensors))
     for initializer in external_tensors(model.graph):
         if place_of(initializer)["location"] == bundle.weights.name and not _point_at(initializer, tensors):
             raw = _stored_bytes(initializer, bundle)
@@ -77,11 +77,14 @@ def place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
             initializer.data_location, initializer.raw_data = TensorProto.DEFAULT, raw
 
 
+def _place_in(tensors: Places, name: str) -> Mapping[str, str] | None:
+    # A grouped matrix lies there by the name that its product reads, beside its packed copy.
+    return tensors.get(grouped_name(name)) or tensors.get(name)
+
+
 def _point_at(initializer: onnx.TensorProto, tensors: Places) -> bool:
     """Have it lie in the packed file; False where that lacks it."""
-    # A grouped matrix lies there by the name that its product reads, beside its packed copy.
-    placed = tensors.get(grouped_name(initializer.name)) or tensors.get(initializer.name)
-    if placed is None:
+    if (placed := _place_in(tensors, initializer.name)) is None:
         return False
     del initializer.external_data[:]
     initializer.data_location = TensorProto.EXTERNAL
@@ -94,9 +97,3 @@ def _stored_bytes(initializer: onnx.TensorProto, bundle: Bundle) -> bytes:
     bundle.hash_weights()
     where = place_of(initializer)
     return np.memmap(bundle.weights, np.uint8, "r", int(where["offset"]), (int(where["length"]),)).tobytes()
-
-
-def joined_tensor(bundle: Bundle, tensors: Places, parts: Tensors, name: str) -> onnx.TensorProto:
-    """Tensors of the bundle's weights as one, which lies in the packed file, or else in the graph."""
-    whole = _whole(parts, 0, name)
-    return whole if _point_at(whole, tensors) else side_by_side(bundle, parts, 0, name)

@@ -320,9 +320,8 @@ def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
     from edgepeft.data.readers import Records
 
     entry = runtime.bundle.entry(task)
-    columns = (
-        entry.task_kind.columns(Columns()) if entry.source is None else Columns(fields=pattern(entry.source).fields)
-    )
+    posed = None if entry.source is None else Columns(fields=pattern(entry.source).fields)
+    columns = posed or entry.task_kind.columns(Columns())
     answers: list[dict[str, Any]] = []
     for rows in in_batches(read_rows(Records(frame), labels=False, columns=columns, keep="own"), _ROWS):
         answers += flat_answers([runtime.predict_all([task], [row.readable for row in rows])[task]])
@@ -331,5 +330,5 @@ def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
     told = {column: values for column, values in told.items() if any(value is not None for value in values)}
     more: Any = frame
     if hasattr(frame, "assign"):  # pandas
-        return more.assign(**told)  # type: ignore[no-any-return]
-    return more.hstack(type(more)(told))  # type: ignore[no-any-return]
+        return more.assign(**told)
+    return more.hstack(type(more)(told))

@@ -42,7 +42,7 @@ from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
 from edgepeft.graph.joined_row import add_joined
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
-from edgepeft.runtime.placing import Places, join, joined_tensor, place, side_by_side
+from edgepeft.runtime.placing import Places, place, side_by_side
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
@@ -68,21 +68,13 @@ _FOLDING = ["ConstantFolding"]
 
 
 class Prepacked:
-    """A held cache entry; graphs are placed on it."""
+    """A held cache entry; graphs are placed on its ``tensors`` (``placing``)."""
 
     def __init__(self, held: Held) -> None:
         self._held = held
         self.folder = held.folder
         self.tensors: Places = json.loads((held.folder / _PLACES_FILE).read_bytes())
         self.one_row: bool = json.loads((held.folder / _TRIED_FILE).read_bytes())["one_row"]
-
-    def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
-        """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
-        place(model, bundle, self.tensors)
-
-    def join(self, model: onnx.ModelProto, bundle: Bundle) -> None:
-        """``join_attention``, where joined matrices are quicker here."""
-        join(model, bundle, self.tensors)
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
@@ -184,7 +176,7 @@ def _build(bundle: Bundle, folder: Path) -> None:
         _with_output(model, bundle.text_graphs.decoder)
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attention_matrices(lowered.model.graph)]
-            join_products(model.graph, groups, partial(joined_tensor, bundle, {}))
+            join_products(model.graph, groups, partial(side_by_side, bundle))
     row, quantised = copied(bundle.backbone_graph), bundle.manifest.backbone.weights_dtype != "fp32"
     joined = list[str]()
     if not (quantised and saturates_in_8_bits()) and for_one_row(row):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Generator as Generates
 from collections.abc import Sequence
 from copy import copy
@@ -240,10 +241,11 @@ class Runtime:
                     model = self.bundle.graph(task)
                     own = self._pool.one_row and for_one_row(model)
                     session = self._pool.open(model, one_row=True) if own else self.session(task)
-            except EdgepeftError:
+            except EdgepeftError as error:  # above all, its file was replaced since
                 if task not in self._sessions:
                     raise
-                session = self._sessions[task]  # its file was replaced since: the open session goes on answering
+                session, said = self._sessions[task], "a text alone is answered by the session of batches"
+                warnings.warn(f"{said}, for its own cannot be opened: {error}", RuntimeWarning, stacklevel=2)
             self._one_row[task] = session
             return session
 

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
@@ -164,15 +164,9 @@ def _failed(what: str, error: Exception) -> BundleError:
     return BundleError(f"ONNX Runtime {what}: {reason(error)}")
 
 
-class _Signature(NamedTuple):
-    """Inputs of a session, and whether its logits are of packed tokens."""
-
-    inputs: tuple[str, ...]
-    packed_logits: bool
-
-
-# ONNX Runtime describes its inputs and outputs anew at each question, which costs more than a short text's checks.
-_signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
+# Of each session its inputs, and whether its logits are of packed tokens: to ask ONNX Runtime anew costs more than a
+# short text's checks.
+_signatures = weakref.WeakKeyDictionary[Any, tuple[tuple[str, ...], bool]]()
 
 
 def run_session(
@@ -183,12 +177,13 @@ def run_session(
     """
     if (signature := _signatures.get(session)) is None:
         packed = any(value.name == LOGITS and value.shape[0] == "tokens" for value in session.get_outputs())
-        signature = _signatures[session] = _Signature(tuple(value.name for value in session.get_inputs()), packed)
+        signature = _signatures[session] = tuple(value.name for value in session.get_inputs()), packed
+    names, packed = signature
     try:
-        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in signature.inputs})[0]
+        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in names})[0]
     except Exception as error:
         raise _failed(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens", error) from error
-    return unpack_tokens(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
+    return unpack_tokens(values, inputs["attention_mask"]) if output == LOGITS and packed else values
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import PLACE
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
-from edgepeft.runtime.placing import place_joined
+from edgepeft.runtime.placing import join, place, place_joined
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session, return_free_memory
 
@@ -103,16 +103,14 @@ class TaskSession:
         """Compute the named outputs for a batch."""
         if not self.feeds:
             self._used(self.shared)
-            found: list[NDArray[np.float32]] = self.shared.run(list(outputs), inputs)
-            return found
+            return self.shared.run(list(outputs), inputs)
         tokens = {name: ort_value(values) for name, values in inputs.items()}
         return [value.numpy() for value in self.run_values(outputs, tokens)]
 
     def run_values(self, outputs: Sequence[str], inputs: Mapping[str, ort.OrtValue]) -> list[ort.OrtValue]:
         """Run with values that stay where ONNX Runtime has them."""
         self._used(self.shared)
-        values: list[ort.OrtValue] = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **inputs})
-        return values
+        return self.shared.run_with_ort_values(list(outputs), {**self.feeds, **inputs})
 
     def bound(self, rows: Sequence[TaskSession] = ()) -> BoundSession:
         """Bind values that runs share; ``rows``: the session of each row's task, where several share this one."""
@@ -216,7 +214,7 @@ class SessionPool:
 
     def _open_or_share(self, model: onnx.ModelProto, one_row: bool) -> TaskSession:
         if self._prepacked is not None:
-            self._prepacked.join(model, self.bundle)
+            join(model, self.bundle, self._prepacked.tensors)
         task = structure_and_values(model)
         if task is None:
             return self.open_graph(model, one_row=one_row)
@@ -272,7 +270,7 @@ class SessionPool:
         if new := hashed - self._prepacked.seen():
             with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
                 self._prepacked.remember(new)
-        self._prepacked.place(model, self.bundle)
+        place(model, self.bundle, self._prepacked.tensors)
         session = open_session(model, self._prepacked.folder, self.threads, **how)
         self._prepacked.drop_scales()
         return session

@@ -102,7 +102,7 @@ class TextBatch:
         decoder = self._generator.decoder
         starts = decoder.starts(inputs["input_ids"], mask).tolist()
         tokens = [ids[real] for ids, real in zip(inputs["input_ids"], mask, strict=True)]
-        begun = (Row.starting(at, most, read=decoder.read_before(ids)) for at, ids in zip(starts, tokens, strict=True))
+        begun = (Row(at, most, read=decoder.read_before(ids)) for at, ids in zip(starts, tokens, strict=True))
         drafts = [Draft(task, *each, self._end) for each in zip(read, tokens, begun, strict=True)]
         for draft in drafts:
             length = self._length(draft)
@@ -269,8 +269,7 @@ class TextBatch:
             given[HIDDEN] = ort_value(hidden[:, None, None])
             logits, *self._past = self._slots.decoder.run(of_tasks, counts, given, [LOGITS, *made])
         self._order = np.arange(len(cached))
-        values: NDArray[np.float32] = logits.numpy()
-        return values
+        return logits.numpy()
 
     def _begin(self, new: list[Draft], cache: KvCache, order: list[int]) -> None:
         """Read prompts, and go on with the other texts; what both give is ``_ready``."""

@@ -213,8 +213,7 @@ def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU
 def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:
     """[token rows, outputs] of a delta in eval mode, without gradients."""
     with torch.inference_mode():
-        logits: NDArray[np.float32] = delta.logits(model, torch_batch(rows, chosen)[0]).numpy()
-    return logits
+        return delta.logits(model, torch_batch(rows, chosen)[0]).numpy()
 
 
 def loss_of(
@@ -238,8 +237,7 @@ def loss_of(
         of_rows = torch.from_numpy(places).to(logits.device)
         missing = (of_rows < 0).unsqueeze(-1)
         logits = logits.flatten(0, -2)[of_rows.clamp(min=0)].masked_fill(missing, LOWEST)
-    loss: Tensor = kind.loss(logits, targets, weights)
-    return loss
+    return kind.loss(logits, targets, weights)
 
 
 @dataclass(frozen=True)

@@ -139,5 +139,4 @@ class _Generating(nn.Module):
     def forward(self, **given: Any) -> Tensor:
         """Tokens [batch, length]."""
         whole: Any = self.model
-        tokens: Tensor = whole.generate(**given)
-        return tokens
+        return whole.generate(**given)

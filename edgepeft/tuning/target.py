@@ -70,8 +70,8 @@ class TuningTarget:
     @property
     def pooling(self) -> Pooling:
         """The pooling that a linear head in place of the task's would read."""
-        read = READS.get(self.card.get("head_reads", ""))
-        return Pooling.FIRST if read is None or read.pooling is Pooling.LABELS else read.pooling
+        read = READS.get(self.card.get("head_reads", ""), Pooling.FIRST)
+        return Pooling.FIRST if read is Pooling.LABELS else read
 
     @property
     def rates(self) -> tuple[float, float]:

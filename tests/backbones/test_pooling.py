@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgepeft.backbones.base import Role
-from edgepeft.backbones.pooling import EMBEDDINGS, READS, Pooling
+from edgepeft.backbones.pooling import EMBEDDINGS, READS, SKIP_PROMPT, Pooling
 from edgepeft.common.errors import UsageError
 
 LENGTHS, SKIP = (5, 1, 3), 1
@@ -32,9 +32,7 @@ def test_padded_states_are_pooled_by_their_real_tokens_wherever_padding_stands(p
         np.testing.assert_allclose(pooling.of_arrays(HIDDEN, mask[..., None].astype(np.float32)), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "pooling", [read.pooling for name, read in READS.items() if read.skips_prompt and name != "tokens"], ids=str
-)
+@pytest.mark.parametrize("pooling", [READS[name] for name in SKIP_PROMPT if name != "tokens"], ids=str)
 def test_behind_a_prompt_its_tokens_are_left_out(pooling):
     lengths = [SKIP + n for n in LENGTHS]
     first = np.cumsum([0, *lengths[:-1]])

@@ -158,6 +158,23 @@ def test_a_task_whose_file_was_replaced_goes_on_with_the_session_that_is_open(ex
         np.testing.assert_array_equal(runtime.logits("mood", inputs), first)
 
 
+def test_a_text_alone_whose_own_session_cannot_be_opened_is_answered_by_that_of_batches_which_is_said_once(
+    exported, monkeypatch, recwarn
+):
+    inputs = {name: values[:1] for name, values in batch().items()}
+
+    def broken(_):
+        raise ValueError("no such form")
+
+    with Runtime(exported, cache=False) as runtime:
+        expected = runtime.logits("mood", batch())[:1]
+        monkeypatch.setattr("edgepeft.runtime.runtime.for_one_row", broken)
+        for _ in range(2):
+            np.testing.assert_allclose(runtime.logits("mood", inputs), expected, atol=1e-5)
+    (said,) = (str(each.message) for each in recwarn if "text alone" in str(each.message))
+    assert "task mood" in said and "no such form" in said
+
+
 @pytest.mark.parametrize(
     ("given", "columns"),
     [

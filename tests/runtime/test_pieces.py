@@ -33,7 +33,7 @@ def written(path: Path, tokenizer: Tokenizer, tokens: list[int]) -> tuple[list[s
     mixer, tokenizing = SimpleNamespace(text=None), SimpleNamespace(encoder=lambda: encoder)
     runtime: Any = SimpleNamespace(generator=generator, mixer=mixer, _tokenizing=tokenizing)
     batch = TextBatch(runtime, GREEDY)
-    draft = Draft("t", Text(""), np.zeros(0, np.int64), Row.starting(0), 1)
+    draft = Draft("t", Text(""), np.zeros(0, np.int64), Row(0), 1)
     pieces = []
     for token in tokens:
         draft.row.open[0] = draft.row.open[0]._replace(tokens=(*draft.row.open[0].tokens, token))

@@ -32,6 +32,7 @@ from edgepeft.deploy.verify import audit
 from edgepeft.device.machine import saturates_in_8_bits
 from edgepeft.methods.base import methods
 from edgepeft.runtime.generation import TextState
+from edgepeft.runtime.placing import place
 from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.backbone import write_backbone
@@ -115,7 +116,7 @@ def test_every_product_of_a_decoder_reads_a_packed_copy_of_the_entry(tiny, tmp_p
     bundle, rows = Bundle(tmp_path / "bundle"), {name: np.arange(5, 15).reshape(2, 5) for name in ["input_ids"]}
     rows["attention_mask"] = np.ones_like(rows["input_ids"])
     graph, entry = bundle.text_graphs_of(None).decoder, hold_prepacked(bundle)
-    entry.place(graph, bundle)
+    place(graph, bundle, entry.tensors)
     matrices = [each for each in graph.graph.initializer if len(each.dims) == 2 and not each.name.endswith(":scale")]
     of_layer = 5 if weights == "int8" else 7  # one with groups for queries, keys and values
     assert len(matrices) == 2 * of_layer + 1

@@ -42,7 +42,7 @@ def prepare(job: Job) -> Prepared:
     """Load the job's workload: one of ours, or with the path of a module elsewhere before its name (peers)."""
     module, _, function = job.workload.rpartition(".")
     module = module or f"edgepeft.bench.workloads.{'probes' if function in _PROBES else 'models'}"
-    return getattr(import_module(module), function)(job)  # type: ignore[no-any-return]
+    return getattr(import_module(module), function)(job)
 
 
 def serve(requests: IO[str], replies: IO[str]) -> None:

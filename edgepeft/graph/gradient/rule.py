@@ -59,8 +59,7 @@ class Tape:
             name = f"back/{op_type.lower()}_{len(self.graph.node)}"
             self.graph.node.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
             self._made[key] = name
-        made: str = self._made[key]
-        return made
+        return self._made[key]
 
     def constant(self, values: Any, kind: int) -> str:
         """A small initializer of that element type."""

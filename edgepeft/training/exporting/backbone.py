@@ -152,8 +152,7 @@ def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDAr
 def _few_bits(factors: NDArray[np.float32]) -> NDArray[np.float32]:
     """So that processors whose sums differ in the last one write the same file."""
     mantissa, exponent = np.frexp(factors)
-    rounded: NDArray[np.float32] = np.ldexp(np.round(mantissa * 256) / 256, exponent).astype(np.float32)
-    return rounded
+    return np.ldexp(np.round(mantissa * 256) / 256, exponent).astype(np.float32)
 
 
 def _error(rows: NDArray[np.float32], weights: NDArray[np.float32], steps: NDArray[np.float32]) -> float:

@@ -202,13 +202,10 @@ def write_template(bundle: Bundle, backbone: Backbone, model: nn.Module, method:
         raise UsageError(f"--template {method.name} is given twice; a bundle holds one template of a method.")
     delta, axes = _open_delta(backbone, method, name)
     graph = export_delta(delta, backbone)
-    for value in (*graph.graph.input, *graph.graph.output):
-        if value.name in (
-            Role.POOLED_LABELS,
-            adapted_name(Role.POOLED_LABELS),
-        ):  # how many edges of how many nodes is open
-            for dim, of in zip(value.type.tensor_type.shape.dim[1:], ("nodes", "edges"), strict=True):
-                dim.dim_param = of
+    of_labels = (Role.POOLED_LABELS, adapted_name(Role.POOLED_LABELS))  # how many edges of how many nodes is open
+    for value in (each for each in (*graph.graph.input, *graph.graph.output) if each.name in of_labels):
+        for dim, of in zip(value.type.tensor_type.shape.dim[1:], ("nodes", "edges"), strict=True):
+            dim.dim_param = of
     graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
     check = check_content(delta, backbone, model, texts)
     where = bundle.folder / TEMPLATES_FOLDER / name
@@ -323,8 +320,7 @@ def export(options: ExportOptions) -> ExportResult:
             messages().print(f"{told} equal there, probabilities or decisions are not.", markup=False)
         return ExportResult(folder)
     out = options.require_bundle()
-    profile = options.profile
-    device = None if profile is None else load_profile(profile)
+    device = None if options.profile is None else load_profile(options.profile)
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
             options.backbone,

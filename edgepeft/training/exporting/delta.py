@@ -35,7 +35,7 @@ from edgepeft.graph.cut import rename_values, strip
 from edgepeft.graph.external_data import DRAWN, RECIPE, store_external
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.graph.half import STORED, round_to_half, store_in_half
-from edgepeft.graph.protos import external_tensors, replace
+from edgepeft.graph.protos import external_tensors, floats, replace
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Drawn
 
@@ -259,7 +259,7 @@ def _declare_loader_inputs(graph: onnx.GraphProto, delta: Delta, stored: Mapping
             graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.loader_name(name)))
         for name in generator.names:
             made, shape = names.with_prefix("generated", stored[name]), delta.architecture.shape_of(name)
-            graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
+            graph.input.append(floats(made, shape))
             _add_output(graph, made, names.with_prefix("override", stored[name]), shape)
         recipes[RECIPE] = json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})
     if found := next((module for module in delta.modules() if isinstance(module, Drawn)), None):
@@ -267,9 +267,7 @@ def _declare_loader_inputs(graph: onnx.GraphProto, delta: Delta, stored: Mapping
         read = {name for node in graph.node for name in node.input}
         for name, shape in found.shapes.items():
             if names.with_prefix("drawn", name) in read:
-                graph.input.append(
-                    helper.make_tensor_value_info(names.with_prefix("drawn", name), TensorProto.FLOAT, shape)
-                )
+                graph.input.append(floats(names.with_prefix("drawn", name), shape))
         recipes[DRAWN] = json.dumps(found.recipe)
     return recipes
 

@@ -259,7 +259,7 @@ def settings_of(delta: Delta) -> Settings:
         refuse(delta, f"it has no form for {method.name}", f"What can be: {', '.join(known)}")
     if getattr(method, "norms", False):
         refuse(delta, "LayerNorms are trained too, which save_adapter leaves out", "Train it with --set norms=false")
-    settings: Settings = said(delta, method)
+    settings = said(delta, method)
     if isinstance(method, PerLayer):
         used = set(delta.adapted_layers())
         every = {site.layer for site in delta.architecture.sites_of(Role.LAYER_OUTPUT)}

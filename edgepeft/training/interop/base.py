@@ -232,11 +232,8 @@ class ImportRequest:
         origin["training"] = {"imported_from": library, "folder": folder.resolve().name, **training}
         form = head_named(head.kind)
         if head.outputs is not None and not form.per_token and not form.bare:  # of a text
-            prompt = method.prompt_length(backbone.architecture)
-            where = (
-                "last_token" if backbone.architecture.decoder_only else "first_position" if prompt else "first_token"
-            )
-            origin["head_reads"] = where
+            first = "first_position" if method.prompt_length(backbone.architecture) else "first_token"
+            origin["head_reads"] = "last_token" if backbone.architecture.decoder_only else first
         delta.card = delta.card.model_copy(update=origin)
         return delta.eval()
 

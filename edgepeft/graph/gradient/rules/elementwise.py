@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 
 
-@rule_of("Add")
+@rule_of("Add", "Expand", "Identity")
 def _add(at: Visit) -> Gradients:
+    """To each operand what all its copies bring."""
     yield from ((i, at.reduced(at.dy, i)) for i in at.wanted)
 
 

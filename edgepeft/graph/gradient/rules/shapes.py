@@ -8,11 +8,6 @@ from onnx import TensorProto
 from edgepeft.graph.gradient.rule import Gradients, Visit, is_fixed, rule_of
 
 
-@rule_of("Identity")
-def _identity(at: Visit) -> Gradients:
-    yield 0, at.dy
-
-
 @rule_of("Cast")
 def _cast(at: Visit) -> Gradients:
     yield 0, at.op("Cast", at.dy, to=at.tape.kind(at.x))
@@ -70,12 +65,6 @@ def _concat(at: Visit) -> Gradients:
         start, end = end, op("Add", end, op("Shape", value, start=axis, end=axis + 1))
         if i in at.wanted:
             yield i, op("Slice", at.dy, start, end, at.tape.ints(axis))
-
-
-@rule_of("Expand")
-def _expand(at: Visit) -> Gradients:
-    """What all its copies bring."""
-    yield 0, at.reduced(at.dy, 0)
 
 
 @rule_of("ReduceSum")
