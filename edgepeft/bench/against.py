@@ -198,10 +198,8 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
         if done.returncode:
             raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip()}.")
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-            if hasattr(tarfile, "data_filter"):
-                archive.extractall(work, filter="data")
-            else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
-                archive.extractall(work)
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # which Python 3.11.3 has not
+            archive.extractall(work)
         return work, f"commit {commit[:12]}"
     # Never from a package index: nobody of us holds the name there.
     raise UsageError(

@@ -12,7 +12,7 @@ from typer import Option
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, result_file, show_result
 from edgepeft.common.atomic import write_json
-from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
+from edgepeft.common.errors import DoesNotFit, EdgepeftError, ThroughputRegression, UsageError
 from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.base import share_of
 from edgepeft.options.verbs import BenchOptions
@@ -80,6 +80,10 @@ def _measure_scenarios(
     _show(session.result, json)
     if session.interrupted:
         raise typer.Exit(INTERRUPTED)
+    rows = session.result.results
+    late = [warning for row in rows for warning in row.warnings if warning.startswith("left out")]
+    if late and not session.failures and not any(row.samples_s for row in rows):
+        raise EdgepeftError(f"nothing was measured: {late[0]}.")
     return session.failures
 
 
@@ -106,13 +110,17 @@ def _measure_against(
         kept = "shown" if json is None else "in the JSON"
         say(f"{done} of {result.schedule.rounds} rounds are {kept}; no verdict is given.")
         raise typer.Exit(INTERRUPTED)
+    rows = zip(result.results, outcome.measured, strict=True)
+    pairless = [one.unit.label for row, one in rows if row.against is None and one.unit.job and not one.series.failure]
+    late = f"for want of time these were not compared with {other}: {'; '.join(pairless)}." if pairless else ""
     if slower:
-        raise ThroughputRegression(
-            f"slower than {other} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
-        )
+        said = f"slower than {other} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
+        raise ThroughputRegression(f"{said} {late}".strip())
     if not outcome.failures and all(row.against is None for row in result.results):
         why = next((warning for row in result.results for warning in row.warnings), "no round has both")
         raise UsageError(f"nothing was compared with {other}: {why}.")
+    if late and not outcome.failures:
+        raise EdgepeftError(f"{late} Raise --max-seconds, or ask for less: --engine, --workload, --task.")
     return outcome.failures
 
 

@@ -47,17 +47,14 @@ _PATIENCE_S = 5.0  # for all tasks that others hold: a commit is over by then, a
 
 @dataclass(frozen=True)
 class Pulled:
-    """What changed, and what did not and why; ``whole`` where the backbone was replaced too.
-
-    ``kept`` stays as it is on purpose, ``refused`` failed here, and ``busy`` could not be had this time.
-    """
+    """What changed, and what did not and why."""
 
     taken: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-    kept: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    busy: Mapping[str, str] = field(default_factory=dict)
-    whole: bool = False
+    kept: Mapping[str, str] = field(default_factory=dict)  # as it is, on purpose
+    refused: Mapping[str, str] = field(default_factory=dict)  # what failed here
+    busy: Mapping[str, str] = field(default_factory=dict)  # what could not be had this time
+    whole: bool = False  # the backbone was replaced too
     requests: int = 0
     n_bytes: int = 0
 

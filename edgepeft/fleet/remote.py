@@ -239,21 +239,17 @@ def _place(folder: Path) -> Path:
 
 
 class State(BaseModel):
-    """Digests of tasks: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed;
-    ``leaving``, being removed as withdrawn.
-
-    ``refused`` are those that failed here, with the reason; ``under`` says on what, for elsewhere they may pass.
-    """
+    """What was taken up before; tasks by their digests."""
 
     model_config = ConfigDict(extra="ignore")
 
     format: Literal["edgepeft.fleet/1"] = "edgepeft.fleet/1"
-    taken: dict[str, FileHash] = {}
-    known: dict[str, list[FileHash]] = {}
-    pending: dict[str, FileHash] = {}
-    leaving: list[str] = []
-    refused: dict[str, str] = {}
-    under: str = ""
+    taken: dict[str, FileHash] = {}  # last, by task
+    known: dict[str, list[FileHash]] = {}  # all that ever came, by task
+    pending: dict[str, FileHash] = {}  # being committed
+    leaving: list[str] = []  # being removed as withdrawn
+    refused: dict[str, str] = {}  # what failed here, with the reason
+    under: str = ""  # on what it failed: elsewhere it may pass
 
     @classmethod
     def read(cls, work: Path, present: Mapping[str, str]) -> State:

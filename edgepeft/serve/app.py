@@ -40,7 +40,6 @@ _ROUTES = (*ROUTES, *ENDPOINTS)
 _WATCH_S = 1.0
 _TRIED_S = 0.05
 _PAGES = {"/": "page.html", "/docs": "docs.html"}  # need no token, as health checks: the page asks for it
-_STATIC = ("page.html", "page.css", "page.js", "answers.js", "picker.js", "docs.html", "docs.js", "icon.svg")
 
 
 def create_app(settings: Settings) -> Starlette:
@@ -63,7 +62,7 @@ def create_app(settings: Settings) -> Starlette:
     routes += [Route(path, lambda _, name=name: FileResponse(folder / name)) for path, name in _PAGES.items()]
     routes.append(Route("/openapi.json", lambda _: Json(document)))
     routes.append(Mount("/static", StaticFiles(directory=folder)))
-    open_paths = [*_PAGES, "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
+    open_paths = [*_PAGES, "/healthz", "/readyz", *(f"/static/{path.name}" for path in folder.iterdir())]
     app = Starlette(routes=routes, lifespan=_lifespan)
     # It alone, in place of Starlette's two layers that answer errors.
     app.middleware_stack = Guard(app.router, settings, metrics, open_paths)

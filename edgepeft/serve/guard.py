@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgepeft.data.columns import CANDIDATES
@@ -34,10 +34,6 @@ _SMALL = 64 << 10  # bytes: a body that is held without being counted
 AUTHORIZED, BODY = "edgepeft.authorized", "edgepeft.body"
 _LATER = {"Retry-After": "1", "Connection": "close"}
 _HEALTH = frozenset({"/healthz", "/readyz"})  # answered where everything else is refused as too much
-
-
-class _ClientGone(Exception):
-    """The client closed the connection before its request was complete."""
 
 
 class Guard:
@@ -66,12 +62,12 @@ class Guard:
         reserved = 0
         self._under_way += 1
         try:
-            headers = Headers(scope=scope)
-            self._admit(scope, headers)
-            self._held_bytes += (reserved := self._room_for(headers))
-            scope[BODY] = await self._read(receive)
+            request = Request(scope, receive)
+            self._admit(scope, request.headers)
+            self._held_bytes += (reserved := self._room_for(request.headers))
+            scope[BODY] = await self._read(request)
             await self.app(scope, receive, sending)
-        except _ClientGone:
+        except ClientDisconnect:
             pass  # there is no one to answer
         except Exception as error:
             if status:  # too late to say so
@@ -119,7 +115,7 @@ class Guard:
         limit = self.settings.limits.body_bytes
         return Refused(413, "too_large", f"a body may have {limit} bytes.", {"Connection": "close"})
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, request: Request) -> bytes:
         """The whole body, before anything looks at it."""
         limit = self.settings.limits.body_bytes
         # A client that is still sending when the connection closes never sees the answer: what is a little too large is
@@ -128,16 +124,10 @@ class Guard:
         body, received = bytearray(), 0
         try:
             async with asyncio.timeout(self.settings.limits.read_s):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _ClientGone
-                    piece = message.get("body", b"")
+                async for piece in request.stream():
                     received += len(piece)
                     if received <= limit:
                         body += piece
-                    more = message.get("more_body", False)
                     if received > most:
                         raise self._too_large
         except TimeoutError:
@@ -148,13 +138,11 @@ class Guard:
 
 
 async def while_there(request: Request, answers: Coroutine[Any, Any, T]) -> T:
-    """Await ``answers``; cancel them where the client leaves before, so that its text is not written on."""
+    """Await ``answers``; cancel them where the client leaves before, so that its text is not written on.
 
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    running, leaving = asyncio.ensure_future(answers), asyncio.ensure_future(gone())
+    The body is read, so what comes next is that it left, or sends no more, which looks alike.
+    """
+    running, leaving = asyncio.ensure_future(answers), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and leaving.exception() is None:

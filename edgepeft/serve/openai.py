@@ -246,9 +246,7 @@ async def embeddings(request: Request) -> Response:
         raise Refused(400, "empty_text", f"input: text {empty} is empty.")
     answers = await answers_of(request, [asked.model] * len(texts), texts, whole=True)
     n_tokens = await asyncio.to_thread(serving.service.runtime.n_tokens, asked.model, texts)
-    if len(texts) <= FEW_ROWS:
-        return _listed(asked, answers, n_tokens)
-    return await serving.aside(_listed, asked, answers, n_tokens)
+    return await serving.aside(_listed, asked, answers, n_tokens, small=len(texts) <= FEW_ROWS)
 
 
 def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: int) -> Json:

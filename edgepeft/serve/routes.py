@@ -58,11 +58,13 @@ class Serving:
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run ``call`` in a thread, for work of milliseconds; one at a time, and half of the time at most.
+    async def aside(self, call: Callable[..., T], *arguments: Any, small: bool = False) -> T:
+        """Run ``call``, in a thread unless it is ``small``, of a millisecond; one at a time, half of the time at most.
 
         The libraries that read a body keep the interpreter to themselves meanwhile, and health checks need it too.
         """
+        if small:
+            return call(*arguments)
         async with self.alone:
             begin = monotonic()
             try:
@@ -122,10 +124,8 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
         raise Refused(415, "not_json", "send Content-Type: application/json.")
     if (coding := request.headers.get("content-encoding", "")).strip().lower() not in ("", "identity"):
         raise Refused(415, "not_json", f"Content-Encoding {coding} is not read; send the JSON as it is.")
-    content = request.scope[BODY]
-    if len(content) <= _AT_ONCE:
-        return parsed_body(content, model, most_rows)
-    return await serving_of(request).aside(parsed_body, content, model, most_rows)
+    content, serving = request.scope[BODY], serving_of(request)
+    return await serving.aside(parsed_body, content, model, most_rows, small=len(content) <= _AT_ONCE)
 
 
 @endpoint(ROUTES, "GET", "/v1/tasks", schemas.Tasks)
@@ -168,9 +168,8 @@ async def predict_mixed(request: Request) -> Response:
     asked = await body_of(request, schemas.MixedRequest, serving_of(request).settings.limits.rows)
     named = asked.named
     answers = await answers_of(request, named, asked.texts)
-    if len(named) <= FEW_ROWS or None not in named:
-        return _mixed_answer(answers, named)
-    return await serving_of(request).aside(_mixed_answer, answers, named)
+    small = len(named) <= FEW_ROWS or None not in named
+    return await serving_of(request).aside(_mixed_answer, answers, named, small=small)
 
 
 def _mixed_answer(answers: Sequence[RowResult], named: Sequence[str | None]) -> Json:

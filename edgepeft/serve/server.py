@@ -168,6 +168,14 @@ class Limited(HttpToolsProtocol):
         super().connection_lost(exc)
         self._gone(self.client)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has asked and sends no more (shutdown(2)) gets its answers; then the connection closes."""
+        waits = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        if waits:
+            self.cycle.keep_alive = False
+            self.cycle.message_event.set()  # it may also be gone: a text is not written on for it, see ``while_there``
+        return waits
+
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless too much came that is of no use."""
         if self._refused:

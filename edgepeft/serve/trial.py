@@ -19,7 +19,6 @@ import heapq
 import itertools
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
@@ -27,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -202,15 +202,7 @@ class _Process:
         self._process = subprocess.Popen(  # in a group of its own, which ends as one
             [*command, str(turn), str(os.getpid())], stdin=pipe, stdout=pipe, text=True, process_group=0
         )
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._forward, daemon=True).start()
-
-    def _forward(self) -> None:
-        """Read on its own thread: a line that a damaged task begins may never end."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
+        self._reader = ThreadPoolExecutor(1)  # a line that a damaged task begins may never end
 
     def outcome(self, tried: _Tried) -> str:
         """How the task ended, or the backbone before it."""
@@ -231,9 +223,10 @@ class _Process:
         return _OTHER if self.ended else outcome
 
     def _line(self, seconds: float) -> str:
+        assert self._process.stdout is not None
         try:
-            line = self._lines.get(timeout=seconds).strip()
-        except queue.Empty:
+            line = self._reader.submit(self._process.stdout.readline).result(seconds).strip()
+        except TimeoutError:
             self.ended = True
             return f"did not end within {seconds:g} s."
         if line:
@@ -251,13 +244,10 @@ class _Process:
 
     def close(self) -> None:
         """End it, and wait until it has."""
-        if self._process.poll() is None:
-            self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError), self._process:  # which closes its pipes and waits
+            if self._process.poll() is None:
+                self.kill()
+            self._reader.shutdown()
 
 
 def _name(task: str | None) -> str:

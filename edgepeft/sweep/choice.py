@@ -47,13 +47,10 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodCosts:
-    """Of N tasks on one backbone, each asked about every text.
+    """Of N tasks on one backbone, each asked about every text."""
 
-    ``per_minute`` and ``interval`` are None where nothing was measured on such a device that could say.
-    """
-
-    per_minute: float | None  # texts that are answered by all of them
-    interval: tuple[float, float] | None
+    per_minute: float | None  # texts that are answered by all of them; None where nothing was measured that could say
+    interval: tuple[float, float] | None  # the same
     memory: int  # the peak in bytes of answering one text
     disk: int  # bytes of the tasks' files
     shared_layers: int  # that run once for all

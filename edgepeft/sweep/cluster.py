@@ -25,10 +25,10 @@ from edgepeft.data.label_names import files_beside
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import CellRun, Ended, compute
+from edgepeft.sweep.plan import PATHS
 
 RETRIES = 3  # of a task whose worker or node dies
 _OF_A_BACKBONE = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
-_ROWS = ("data", "eval", "test")
 _REACHED_S = 10.0
 _HERE = f"edgepeft {__version__}, Python {platform.python_version()}"
 
@@ -89,10 +89,10 @@ class Cluster:
         self._ray.shutdown()
 
     def _sources(self, options: Mapping[str, Any]) -> list[Any]:
-        """What the run reads, as references into the object store: the backbone, then the rows; None is a name."""
+        """What the run reads, as references into the object store: the backbone, then files; None is a name."""
         backbone = Path(options["backbone"])
-        named = [self._stored(backbone) if backbone.is_dir() else None]
-        for option in _ROWS:
+        named = [self._stored(backbone) if backbone.exists() else None]
+        for option in PATHS:
             path = options.get(option)
             named.append(self._stored(Path(path)) if isinstance(path, str) and Path(path).is_file() else None)
         return named
@@ -129,7 +129,7 @@ def _remote(of_sweep: str, asked: tuple[CellRun, bytes | None], *sources: Any) -
     job = replace(job, shared=cache_folder() / "sweep" / "states")  # of this node
     with tempfile.TemporaryDirectory(prefix="edgepeft-run-") as work:
         sweep = replace(job.sweep, folder=Path(work))
-        named = zip(("backbone", *_ROWS), sources, strict=True)
+        named = zip(("backbone", *PATHS), sources, strict=True)
         placed = {option: str(_kept(*source)) for option, source in named if source is not None}
         cell = replace(job.cell, options={**job.cell.options, **placed})
         if begun is not None:
@@ -169,4 +169,5 @@ def _unpack(packed: bytes, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         if archive.getmembers():
             with new_folder(folder, force=True) as new:
-                archive.extractall(new, filter="data")
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # which Python 3.11.3 has not
+                archive.extractall(new)

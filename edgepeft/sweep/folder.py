@@ -74,29 +74,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``score`` is of the evaluation rows where it was dropped, ``bytes`` are the delta's tensors'.
-
-    ``seconds`` are those of its last process, which began at ``from_step``.
-    """
+    """How a run ended."""
 
     state: Literal["done", "diverged", "dropped"]
-    seconds: float = 0.0
+    seconds: float = 0.0  # of its last process, which began at ``from_step``
     from_step: int = 0
-    bytes: int = 0
+    bytes: int = 0  # of the delta's tensors
     parameters: int = 0
     steps: int = 0
-    score: float | None = None
+    score: float | None = None  # of the evaluation rows, where it was dropped
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """A line of ``results.jsonl``: a run that is over.
-
-    ``card`` lacks what no table needs: how it was trained, versions, calibration, errors by row.  ``answers`` are the
-    bytes of an ``.npz`` like ``ANSWERS_FILE``, by zlib and base64.  ``data`` to ``seed`` are for other readers of the
-    file; ours have the cell.
-    """
+    """A line of ``results.jsonl``: a run that is over; ``data`` to ``seed`` are for others, we have the cell."""
 
     run: RunName
     data: str
@@ -105,8 +97,8 @@ class Result:
     rows: int
     seed: int
     outcome: Outcome
-    card: DeltaCard | None = None
-    answers: str | None = None
+    card: DeltaCard | None = None  # without what no table needs: versions, errors by row and so on
+    answers: str | None = None  # the bytes of an ``.npz`` like ``ANSWERS_FILE``, by zlib and base64
 
 
 @dataclass(frozen=True)

@@ -41,18 +41,15 @@ _OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end w
 
 @dataclass(frozen=True)
 class CellRun:
-    """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``.
-
-    ``shared`` has the hidden states that cells have in common; None is the sweep's own folder.
-    """
+    """A cell and how it is computed."""
 
     sweep: Sweep
     cell: Cell
     threads: int = 1
-    until: int | None = None
-    gpu: int | None = None
+    until: int | None = None  # the step at which it stops
+    gpu: int | None = None  # its number
     keep_tensors: bool = True
-    shared: Path | None = None
+    shared: Path | None = None  # the folder of hidden states that cells have in common; None is the sweep's own
 
 
 class Moved(NamedTuple):

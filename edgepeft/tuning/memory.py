@@ -39,6 +39,7 @@ _FLOAT_BYTES = 4
 _GENERATED_COPIES = 4
 _LOGITS = 3  # of a product, past its shape, and as they are given
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_FEWEST = 10_000  # bytes without a unit: less holds no task, and a unit was forgotten
 
 
 class Demand:
@@ -208,4 +209,6 @@ def amount_of(text: str, option: str = "--memory") -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
         raise UsageError(f"{option} {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
+    if not match[2] and float(match[1]) < _FEWEST:
+        raise UsageError(f"{option} {text} has no unit and would be so many bytes; give one, such as 800MB or 1.5GiB.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -68,19 +68,15 @@ _STYLES = ("page.css", "site.css")
 
 
 class Site(NamedTuple):
-    """The site that was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
-
-    ``exact_tokens`` is whether the page's tokenizer is ours, whose tokens are Python's, and not the npm library's.
-    ``untunable`` says of tasks that a tunable site has, and cannot tune, why.
-    """
+    """The site that was written."""
 
     tasks: int
     structures: int
-    n_bytes: int
+    n_bytes: int  # in all
     weights_bytes: int
-    values_bytes: int
-    exact_tokens: bool
-    untunable: dict[str, str]
+    values_bytes: int  # of all tasks
+    exact_tokens: bool  # the page's tokenizer is ours, whose tokens are Python's, and not the npm library's
+    untunable: dict[str, str]  # why, of tasks that a tunable site has and cannot tune
 
 
 def write_site(

@@ -17,6 +17,7 @@ import pytest
 import edgepeft
 from edgepeft.bench.against import Revision, SideBySide, open_revision, verdict
 from edgepeft.bench.measuring.measure import HostLoad, WorkerProcess
+from edgepeft.bench.measuring.sampler import Budget
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
 from edgepeft.bench.run import run_benchmark
@@ -215,6 +216,20 @@ def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, b
 def test_a_gate_without_time_for_any_row_does_not_pass(fake_start, base, monkeypatch, capsys):
     assert gate(fake_start(host(2.0)), base, monkeypatch, "--max-seconds", "0.000001") == 2
     assert "nothing was compared with main: left out: no time was left" in capsys.readouterr().err
+
+
+def test_a_gate_without_time_for_some_rows_names_them_and_does_not_pass(fake_start, base, monkeypatch, capsys):
+    start, clock = fake_start(0.1), [0.0]
+
+    def late(label, job):
+        clock[0] += 1000.0 * label.startswith("finetune")
+        return start(label, job)
+
+    monkeypatch.setattr("edgepeft.bench.run.Budget.of", lambda seconds: Budget(seconds, lambda: clock[0]))
+    asked = ("--workload", "finetune", "--launches", "1", "--max-seconds", "100")
+    assert gate(late, base, monkeypatch, *asked) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "for want of time these were not compared with main: finetune pytorch full. Raise --max-seconds" in said
 
 
 def test_the_other_versions_workers_get_its_package_and_its_own_bundle(fake_start, base):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+
+from edgepeft.bench.run import run_scenarios
 
 RUN = [sys.executable, "-c", "from edgepeft.cli._main import main; main()"]
 BENCH = [
@@ -118,3 +121,9 @@ def test_the_command_line_says_what_is_asked_of_a_benchmark(monkeypatch, inside)
     assert names == ("offline", "single-stream")
     assert (options.profile, options.settings, options.methods) == ("rpi4:memory=2GB", {"rank": "8"}, ("lora",))
     assert (options.cache, options.timed, options.counted, options.engines) == (False, False, True, ("pytorch",))
+
+
+def test_a_run_without_time_for_any_row_fails(inside, fake_start, monkeypatch):
+    monkeypatch.setattr("edgepeft.bench.run.run_scenarios", partial(run_scenarios, start=fake_start(0.1)))
+    code, said = inside(*BENCH, "--batch-size", "2", "--length", "8", "--max-seconds", "0.000001")
+    assert code == 1 and "nothing was measured: left out: no time was left" in " ".join(said.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_few_queued_requests_are_answered_in_order_and_many_close_the_connecti
             answers += piece
     many = raw(served.port, GET * 2000)
     assert many.count(b"HTTP/1.1 200") <= 9
+
+
+def test_a_client_that_sends_no_more_has_its_answers_and_then_the_connection_ends(served):
+    """As `nc -N` does it: the sending half is closed with the last request."""
+    with connect(served.port) as connection:
+        send(connection, GET * 2)
+        connection.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answers.count(b'{"status":"ok"}') == 2 and b"connection: close" in answers
 
 
 class Transport:

@@ -133,6 +133,7 @@ def test_the_command_measures_under_the_limits_where_that_is_asked(done):
         (["--throughput", "fast"], "--throughput 'fast': give texts a minute"),
         (["--throughput", "0/min"], "--throughput '0/min'"),
         (["--memory", "much"], "--memory 'much' is no amount of memory"),
+        (["--disk", "2"], "--disk 2 has no unit"),
         (["--mode", "quick"], "'quick'"),
         (["--max-seconds", "3"], "--max-seconds bounds what is measured"),
         (["--minutes", "3"], "--minutes is of a small sweep"),

@@ -92,6 +92,18 @@ def test_halving_brings_checkpoints_to_and_fro(nodes, swept):
     assert [sweep.state(cell) for cell in sweep.cells].count("dropped") == 2
 
 
+def test_every_file_that_a_run_reads_goes_to_its_node(tmp_path):
+    from edgepeft.sweep.cluster import Cluster
+
+    cluster = Cluster.__new__(Cluster)
+    cluster._ray, cluster._files = types.SimpleNamespace(put=lambda sent: sent), {}
+    for name in ("model.gguf", "rows.csv", "order.json"):
+        (tmp_path / name).write_text("{}")
+    named = {"backbone": "model.gguf", "data": "rows.csv", "json_schema": "order.json"}
+    sent = cluster._sources({option: str(tmp_path / name) for option, name in named.items()})
+    assert [name for _, name, *_ in filter(None, sent)] == list(named.values())
+
+
 def test_a_node_with_another_version_says_so(swept):
     from edgepeft.sweep.cluster import _remote
 

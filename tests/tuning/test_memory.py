@@ -104,6 +104,13 @@ def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
             allowed_memory(None, wrong)
 
 
+def test_a_number_that_small_has_lost_its_unit():
+    assert allowed_memory(None, "20000")[0] == 20_000
+    for text in ("2", "512", "9999"):
+        with pytest.raises(UsageError, match=rf"--memory {text} has no unit .* such as 800MB or 1.5GiB"):
+            allowed_memory(None, text)
+
+
 def run_of(bundle, data, work, **more):
     options = TuneSettings(**{"steps": 4, "batch_size": 16, **more})
     opened = Bundle(bundle)

@@ -238,15 +238,12 @@ Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
 
 @dataclass(frozen=True)
 class Measuring:
-    """What starts workers, the threads of each, and the time there is for all of it.
-
-    ``reference`` runs in the rounds of every workload; ``watch`` gives a worker whose steps also say how the board was.
-    """
+    """What starts workers, the threads of each, and the time there is for all of it."""
 
     start: Start
     threads: int
-    reference: Job | None
-    watch: Callable[[WorkerProcess], Steppable]
+    reference: Job | None  # runs in the rounds of every workload
+    watch: Callable[[WorkerProcess], Steppable]  # gives a worker whose steps also say how the board was
     progress: ProgressCallback
     budget: Budget
 

@@ -60,15 +60,12 @@ NO_BOUND = Budget()
 
 @dataclass(frozen=True)
 class Sample:
-    """One step's wall and CPU seconds, measured inside the worker; the board's condition and energy beside it.
+    """One step's wall and CPU seconds, measured inside the worker; the board's condition and energy beside it."""
 
-    Under a CPU quota the mean of many steps; ``each`` are those, or some of their ``repeats``.
-    """
-
-    seconds: float
+    seconds: float  # under a CPU quota the mean of many steps
     cpu_seconds: float
-    each: tuple[float, ...] = ()
-    repeats: int = 1
+    each: tuple[float, ...] = ()  # those steps, or some of them
+    repeats: int = 1  # how many they were
     conditions: Conditions | None = None
     joules: float | None = None
 
@@ -82,18 +79,14 @@ class Steppable(Protocol):
 
 @dataclass
 class Series:
-    """All samples of one unit, in order; sample i worked on batch ``batches[i]``.
-
-    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``left_out``: no time was left
-    for it.  ``interrupted``: Ctrl-C was pressed; what is here was done before.
-    """
+    """All samples of one unit, in order."""
 
     warmup: list[Sample] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
-    failure: DoesNotFit | None = None
-    left_out: bool = False
-    interrupted: bool = False
+    batches: list[int] = field(default_factory=list)  # sample i worked on batch ``batches[i]``
+    failure: DoesNotFit | None = None  # it hit the memory limit and was left out of the rounds that followed
+    left_out: bool = False  # no time was left for it
+    interrupted: bool = False  # Ctrl-C was pressed; what is here was done before
     enough: bool = False  # it ended before all rounds because they were
 
     @property

@@ -57,31 +57,24 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Job:
-    """One unit under measurement.
+    """One unit under measurement."""
 
-    ``workload`` is a function's name in ``edgepeft/bench/workloads``, elsewhere with its module; ``bundle`` the folder
-    of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
-    ``kind`` is the task's; ``new_tokens`` are written of each text, 0 where none is written.
-    ``cache``: sessions map the user's prepacked weights.
-    ``package``: the folder of another version of edgepeft, whose worker it is for; it is not sent to the worker.
-    """
-
-    workload: str
+    workload: str  # a function's name in ``edgepeft/bench/workloads``, elsewhere with its module
     threads: int
     batches: Batches = ()
-    bundle: str = ""
-    task: str | None = None
+    bundle: str = ""  # the folder of the backbone and its tasks
+    task: str | None = None  # None for the bare backbone
     method: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     n_labels: int = 2
-    kind: str | None = None
-    new_tokens: int = 0
-    model: str | None = None
+    kind: str | None = None  # the task's
+    new_tokens: int = 0  # that are written of each text
+    model: str | None = None  # a peer's ONNX file
     vocab_size: int = 0
     pad_id: int = 0
     seed: int = 0
-    cache: bool = True
-    package: str = ""
+    cache: bool = True  # sessions map the user's prepacked weights
+    package: str = ""  # the folder of another version of edgepeft, whose worker it is for; not sent to the worker
 
     def batch(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Ids, mask and token types of batch ``index``, each [batch, longest]; equal in every worker."""

@@ -44,21 +44,16 @@ _LONGEST = 12  # letters of an entry
 
 @dataclass(frozen=True)
 class BenchedTask:
-    """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
-
-    ``kind`` is None where its outputs say it (``Job.task_kind``), as other versions know it.
-    ``trains_everything``: its method trains all weights, so it is itself what other tasks are compared with.
-    ``untunable`` says why a board cannot tune it; empty where it can.
-    """
+    """A task as its manifest describes it."""
 
     name: str
     method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the method's
     n_labels: int = 2
-    prompt_length: int = 0
-    kind: str | None = None
-    trains_everything: bool = False
-    untunable: str = ""
+    prompt_length: int = 0  # tokens put before a text
+    kind: str | None = None  # None where its outputs say it (``Job.task_kind``), as other versions know it
+    trains_everything: bool = False  # so it is itself what other tasks are compared with
+    untunable: str = ""  # why a board cannot tune it
 
 
 @dataclass(frozen=True)
