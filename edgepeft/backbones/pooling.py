@@ -180,3 +180,8 @@ READS: dict[HeadReads, HeadInput] = {
     "text": HeadInput(Pooling.LABELS),  # of every word, at each token of the target
     "tokens": HeadInput(Pooling.TOKENS, skips_prompt=True),
 }
+
+
+def reads_of(pooling: Pooling) -> HeadReads:
+    """What a card has for a text's head that reads by this pooling."""
+    return next(name for name, read in READS.items() if read.pooling is pooling)
