@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import BundleError
+from edgepeft.common.resources import pointer_note
 
 _MAX_HEADER_BYTES = 8 << 20  # of a hundred thousand tensors; the library takes 100 MB, and twenty seconds for them
 # Of bfloat16, which NumPy lacks, the bits.
@@ -140,10 +141,17 @@ class Checkpoint:
                 return candidate
             fewest = min(fewest, missing, key=len)
         shown = ", ".join(fewest[:3])
-        raise BundleError(
+        said = (
             f"{self.path} lacks {len(fewest)} of the tensors that its config.json, of model_type {model_type!r}, asks "
-            f"for ({shown}, ...); weights and config do not belong together."
         )
+        said += f"for ({shown}, ...); "
+        if (within := next((name for name in self.tensors if name.endswith(f".{fewest[0]}")), None)) is not None:
+            wrapper = within.removesuffix(fewest[0])
+            raise BundleError(
+                f"{said}it has {within}, as a model within another is saved (DataParallel, torch.compile). Take "
+                f"{wrapper!r} off its tensors' names, or save the inner model by its save_pretrained."
+            )
+        raise BundleError(f"{said}weights and config do not belong together.")
 
     @property
     def is_quantised(self) -> bool:
@@ -237,7 +245,8 @@ def check_header(source: Path | bytes, where: object) -> None:
         with source.open("rb") as file:
             source = file.read(8)
     if (length := int.from_bytes(source[:8], "little")) > _MAX_HEADER_BYTES:
-        raise BundleError(f"{where} is not a safetensors file: its header claims {length} bytes.")
+        said = f"{where} is not a safetensors file: its header claims {length} bytes."
+        raise BundleError(said + pointer_note(source))
 
 
 _ALIGNED = 8

@@ -29,7 +29,15 @@ from edgepeft.backbones.sentence_files import SENTENCE_FILES
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.common.resources import cache_folder, package_data, private_folder, sha256_of, whole, write_checksums
+from edgepeft.common.resources import (
+    cache_folder,
+    package_data,
+    pointer_note,
+    private_folder,
+    sha256_of,
+    whole,
+    write_checksums,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
 COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json", *SENTENCE_FILES)
 PICKLED_FILE = "pytorch_model.bin"
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 _FLAGS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
@@ -93,7 +102,9 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
             "float32 checkpoint that it was made of."
         )
     if origin is None:
-        raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor {PICKLED_FILE}; it is not a backbone.")
+        other = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
+        found = f" Found {', '.join(other)}: save the model by transformers' save_pretrained." if other else ""
+        raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor {PICKLED_FILE}; it is not a backbone.{found}")
     as_is = origin == plain and all(
         t.dtype in _PLAIN_DTYPES and names(t.name) == (t.name,) for t in Checkpoint.open(plain).tensors.values()
     )
@@ -197,8 +208,8 @@ def _may_be_overridden(folder: Path) -> bool:
     """Whether transformers may read texts by something else than the folder's ``tokenizer.json``.
 
     That file is what runs on a board.  ``tokenizer_config.json`` may have other normalisation (``do_lower_case``,
-    ``strip_accents``, ``tokenize_chinese_chars``), ``add_prefix_space`` and added tokens, the last also in an old
-    ``added_tokens.json``.
+    ``strip_accents``, ``tokenize_chinese_chars``), ``add_prefix_space``, tokens at the ends of texts
+    (``add_bos_token``) and added tokens, the last also in an old ``added_tokens.json``.
     """
     document = read_config(folder / "tokenizer.json")
     said = read_config(path) if (path := folder / "tokenizer_config.json").is_file() else {}
@@ -216,6 +227,7 @@ def _may_be_overridden(folder: Path) -> bool:
         any(normal.get(name, value) != value for name, value in wanted.items())
         or before.get("add_prefix_space", prefix) != prefix
         or (asked and "add_prefix_space" not in before)  # T5's is then made anew of its vocabulary
+        or not said.keys().isdisjoint(("add_bos_token", "add_eos_token"))
     ):
         return True
     added = list[tuple[int, list[Any]]]()  # beside the file: a number, what it is and, where that is there, its flags
@@ -276,13 +288,15 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
         raise BundleError(
             f"{path} is no plain dictionary of tensors, and code in it is never run ({reason(error)}). Save it as "
-            "safetensors."
+            f"safetensors.{pointer_note(path)}"
         ) from error
     if not isinstance(state, dict):
         raise BundleError(f"{path} holds {type(state).__name__}; a dictionary of tensors was expected: save it again.")
     odd = [str(name) for name, value in state.items() if not isinstance(value, torch.Tensor)]
     if odd:
-        raise BundleError(f"{path} holds what is no tensor: {', '.join(odd[:3])}. Save it without these.")
+        inner = next((name for name, value in state.items() if isinstance(value, dict) and value), None)
+        instead = "Save it without these" if inner is None else f"Save what is in it as {inner} alone, a state_dict"
+        raise BundleError(f"{path} holds what is no tensor: {', '.join(odd[:3])}. {instead}.")
     return _as_stored({str(name): tensor for name, tensor in state.items()}, size, path)
 
 

@@ -126,7 +126,7 @@ class ModelLayout:
                 f"the config's pad_token_id is {sizes.pad_token_id}, which leaves none of its "
                 f"{sizes.max_length} position embeddings."
             )
-        require_known(self.keys.get("activation", "activation"), sizes.activation, self.activations)
+        require_known(keys["activation"], sizes.activation, self.activations)
         return sizes
 
     def _layer_paths(self, sizes: EncoderSizes) -> list[str]:

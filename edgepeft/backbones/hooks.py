@@ -36,7 +36,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
         of: Any = transformers.AutoModelForSeq2SeqLM if backbone.architecture.decoder else transformers.AutoModel
         of = transformers.AutoModelForCausalLM if backbone.architecture.decoder_only else of
         model: nn.Module = of.from_pretrained(str(backbone.folder), attn_implementation=attention, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
         raise BundleError(f"transformers cannot load {backbone.folder}: {error}") from error
     return model.eval().requires_grad_(False)
 

@@ -175,3 +175,8 @@ READS: dict[HeadReads, Pooling] = {
     "tokens": Pooling.TOKENS,
 }
 SKIP_PROMPT: tuple[HeadReads, ...] = ("first_token", "mean", "tokens")  # they leave a prompt's tokens in front out
+
+
+def reads_of(pooling: Pooling) -> HeadReads:
+    """What a card has for a text's head that reads by this pooling."""
+    return next(name for name, read in READS.items() if read is pooling)

@@ -1,5 +1,4 @@
-"""What sentence-transformers does with texts and is not done here, by a folder's files: it is said, not left out in
-silence.
+"""How a folder of sentence-transformers pools, and what it does with texts that is not done here, which is said.
 
 modules.json lists the modules that make a text's vector, sentence_bert_config.json may lower-case texts before the
 tokenizer sees them, and config_sentence_transformers.json may have a prompt that ``encode`` puts before each text.
@@ -7,14 +6,17 @@ tokenizer sees them, and config_sentence_transformers.json may have a prompt tha
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.pooling import EMBEDDINGS, Pooling
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import json_at
 
+POOLING_FILE = "1_Pooling/config.json"
 MODULES_FILE, _PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 # As sentence-transformers looks for it, in this order.
 _TEXT_FILES = tuple(
@@ -27,17 +29,47 @@ _DONE_HERE = ("Transformer", "Pooling", "Normalize", "Dropout")
 _LETTERS = " ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
-def warn_of_what_is_not_read(folder: Path, encoder: Callable[[], TextEncoder]) -> None:
-    """Say what sentence-transformers does with a text, and is not done here."""
-    for told in (*_modules(folder), *_lower_case(folder, encoder), *_prompt(folder)):
-        warnings.warn(told, stacklevel=3)
+def pooling_of(folder: Path, usual: Pooling, encoder: Callable[[], TextEncoder]) -> Pooling:
+    """How a folder's texts are pooled, with a note of what else sentence-transformers does; ``usual`` in others."""
+    path, modules = folder / POOLING_FILE, _modules(folder)
+    if not path.is_file():
+        if place := modules.get("Pooling"):
+            warnings.warn(
+                f"{folder / MODULES_FILE} has a Pooling in {place}, and {path}, where it is read, is not there: texts "
+                f"are pooled as {usual} here. Put its config.json there.",
+                stacklevel=2,
+            )
+        return usual
+    config = read_config(path)
+    for told in (*_left_out(folder, modules), *_lower_case(folder, encoder), *_prompt(folder)):
+        warnings.warn(told, stacklevel=2)
+    if (given := config.get("pooling_mode")) is not None:
+        modes = {given} if isinstance(given, str) else {str(mode) for mode in given}
+    else:  # before version 6 of sentence-transformers there is a switch for each
+        start, known = "pooling_mode_", {pooling.switch: pooling.mode for pooling in EMBEDDINGS}
+        on = (name.removeprefix(start) for name in config if name.startswith(start) and config[name] is True)
+        modes = {known.get(name, name) for name in on}
+    by_mode = {pooling.mode: pooling for pooling in reversed(EMBEDDINGS)}
+    chosen = next((by_mode[mode] for mode in by_mode if mode in modes), usual)
+    if not modes <= {*by_mode} or len(modes) > 1:
+        warnings.warn(
+            f"{path} pools by {' and '.join(sorted(modes))}; here texts are pooled as {chosen}, for "
+            f"{' or '.join(by_mode)} alone is known.",
+            stacklevel=2,
+        )
+    return chosen
 
 
-def _modules(folder: Path) -> Iterator[str]:
-    kinds: list[str] = []
+def _modules(folder: Path) -> dict[str, str]:
+    """Kind of a module -> its folder."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or no list of modules
-        kinds = [str(each["type"]).rpartition(".")[2] for each in json_at(folder / MODULES_FILE)]
-    if odd := [kind for kind in dict.fromkeys(kinds) if kind not in _DONE_HERE]:
+        listed = json_at(folder / MODULES_FILE)
+        return {str(each["type"]).rpartition(".")[2]: str(each.get("path", "")) for each in listed}
+    return {}
+
+
+def _left_out(folder: Path, modules: Iterable[str]) -> Iterator[str]:
+    if odd := [kind for kind in modules if kind not in _DONE_HERE]:
         yield (
             f"{folder / MODULES_FILE} has {' and '.join(odd)}, which is left out here: a text's vector is the pooled "
             "one, not what sentence-transformers gives."

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,8 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.gguf_file import folder_of_gguf
-from edgepeft.backbones.pooling import EMBEDDINGS, Pooling
-from edgepeft.backbones.sentence_files import warn_of_what_is_not_read
+from edgepeft.backbones.pooling import Pooling
+from edgepeft.backbones.sentence_files import MODULES_FILE, pooling_of
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.common.errors import UsageError, requiring
@@ -54,26 +53,7 @@ class Backbone:
     @cached_property
     def pooling(self) -> Pooling:
         """What a sentence-transformers folder says, if it is one, else what the model's own config says."""
-        path = self.folder / "1_Pooling" / "config.json"
-        if not path.is_file():
-            return self.architecture.pooling
-        config = read_config(path)
-        warn_of_what_is_not_read(self.folder, self.encoder)
-        if (given := config.get("pooling_mode")) is not None:
-            modes = {given} if isinstance(given, str) else {str(mode) for mode in given}
-        else:  # before version 6 of sentence-transformers there is a switch for each
-            start, known = "pooling_mode_", {pooling.switch: pooling.mode for pooling in EMBEDDINGS}
-            on = (name.removeprefix(start) for name in config if name.startswith(start) and config[name] is True)
-            modes = {known.get(name, name) for name in on}
-        by_mode = {pooling.mode: pooling for pooling in reversed(EMBEDDINGS)}
-        chosen = next((by_mode[mode] for mode in by_mode if mode in modes), self.architecture.pooling)
-        if not modes <= {*by_mode} or len(modes) > 1:
-            warnings.warn(
-                f"{path} pools by {' and '.join(sorted(modes))}; here texts are pooled as {chosen}, for "
-                f"{' or '.join(by_mode)} alone is known.",
-                stacklevel=2,
-            )
-        return chosen
+        return pooling_of(self.folder, self.architecture.pooling, self.encoder)
 
     @cached_property
     def head(self) -> str:
@@ -87,6 +67,11 @@ class Backbone:
 
     def encoder(self) -> TextEncoder:
         """Its tokenizer; refused where it gives ids that the backbone has no embedding of."""
+        if not (self.folder / "tokenizer.json").is_file():
+            raise UsageError(
+                f"{self.folder} has no tokenizer.json, and no vocabulary that one can be made of. Copy the tokenizer's "
+                "files of the model that it was trained from into it."
+            )
         found = text_encoder(self.folder / "tokenizer.json", self.architecture)
         if (beyond := found.beyond(self.architecture.vocab_size)) is not None:
             raise UsageError(
@@ -119,10 +104,30 @@ def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:
     elif not folder.is_dir():
         folder = _download(source)
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
-    family = family_of(read_config(folder / "config.json"))  # before a conversion that may take minutes
+        raise UsageError(
+            f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.{_found_instead(folder)}"
+        )
+    config = read_config(folder / "config.json")
+    family = family_of(config)  # before a conversion that may take minutes
+    if (quantised := config.get("quantization_config")) is not None:
+        how = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        raise UsageError(
+            f"{folder} holds weights in fewer bits (its config's quantization_config is {how}); give the checkpoint "
+            "that they were made of."
+        )
     folder = plain_folder(folder, family.modules_of_stored)
     return Backbone(name, folder, read_config(folder / "config.json"))
+
+
+def _found_instead(folder: Path) -> str:
+    """What a folder without a config is, as far as it is seen, and what to give."""
+    if (folder / "adapter_config.json").is_file():
+        return " This one is an adapter: edgepeft import FOLDER --backbone ITS_BASE_MODEL makes a delta of it."
+    if not (inner := [path.parent for path in folder.glob("*/config.json") if any(path.parent.glob("*model.*"))]):
+        return ""
+    if (folder / MODULES_FILE).is_file():  # of sentence-transformers before version 2.2
+        return f" Its model lies in {inner[0].name}: move those files up, beside {MODULES_FILE}."
+    return f" There is a model in {max(inner, key=lambda path: path.stat().st_mtime)}: give that folder."
 
 
 def _download(source: str) -> Path:

@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import BundleError, DataError
+from edgepeft.common.resources import pointer_note
 
 
 class Text(NamedTuple):
@@ -55,7 +56,8 @@ class TextEncoder:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
-            raise BundleError(f"{path} is missing or is not a tokenizer.json ({error}).") from error
+            note = pointer_note(path)
+            raise BundleError(f"{path} is missing or is not a tokenizer.json ({error}).{note}") from error
         self._tokenizer.no_padding()
         self._cut: tuple[object, ...] = ()  # how the library was last told to cut
         self._inputs = tuple(inputs)

@@ -23,7 +23,7 @@ from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Verification
 from edgepeft.bundle.versions import hashes, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.common.resources import file_identity, sha256_of
+from edgepeft.common.resources import file_identity, pointer_note, sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.graph.external_data import external_values, point_at
 from edgepeft.graph.names import GENERATED
@@ -265,7 +265,7 @@ def expect_hash(path: Path, expected: str) -> None:
     if actual != expected:
         raise BundleError(
             f"{path} is not the file that the bundle was made with: its SHA-256 is {actual[:12]}, the manifest says "
-            f"{expected[:12]}. It is truncated or altered; export or copy the bundle again."
+            f"{expected[:12]}. It is truncated or altered; export or copy the bundle again.{pointer_note(path)}"
         )
 
 
@@ -304,7 +304,7 @@ def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
     try:
         return onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:
-        raise BundleError(f"{where} is truncated or not an ONNX model.") from error
+        raise BundleError(f"{where} is truncated or not an ONNX model.{pointer_note(content)}") from error
 
 
 def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:

@@ -25,7 +25,7 @@ from torch.nn import functional
 from edgepeft.backbones import hooks
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.checkpoint import check_header
-from edgepeft.backbones.pooling import READS, HeadReads
+from edgepeft.backbones.pooling import HeadReads, reads_of
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
@@ -323,7 +323,7 @@ def _reads(head: type[Head], backbone: Backbone) -> HeadReads:
         return "text" if head.writes or backbone.architecture.decoder_only else "labels"
     if head.per_token:
         return "tokens"
-    return next(name for name, pooling in READS.items() if pooling is backbone.pooling)
+    return reads_of(backbone.pooling)
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:

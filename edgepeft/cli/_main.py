@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -125,6 +126,10 @@ def main(command: typer.Typer = app) -> None:
     for kind in (UserWarning, RuntimeWarning):  # a verb's notes, which Python's -W neither hides nor raises
         warnings.filterwarnings("default", category=kind, module="edgepeft")
     warnings.showwarning = _note
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        _fail("this folder was removed or replaced while you were in it: cd into one that is there, then repeat.", 1)
     try:
         with heartbeat(" ".join(["edgepeft", *sys.argv[1:2]])):
             code = command(standalone_mode=False)

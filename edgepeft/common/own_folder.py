@@ -183,9 +183,10 @@ def _lock_file(path: Path) -> int:
     except OSError as error:
         if error.errno == errno.ENOENT:
             raise Gone(f"{path.parent} was removed meanwhile; repeat.") from None
+        remedy = "Write to the folder as the user that it belongs to"
+        remedy = "Work on a copy in a place that can be written" if error.errno == errno.EROFS else remedy
         raise EdgepeftError(
-            f"{path.parent} cannot be locked for writing: {path.name} cannot be opened ({error.strerror}). "
-            "Write to the folder as the user that it belongs to."
+            f"{path.parent} cannot be locked for writing: {path.name} cannot be opened ({error.strerror}). {remedy}."
         ) from error
     status, us = os.fstat(descriptor), os.geteuid()
     if status.st_uid not in (us, 0, path.parent.stat().st_uid) or not stat.S_ISREG(status.st_mode):

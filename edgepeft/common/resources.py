@@ -5,6 +5,7 @@ What is too much is an ``OSError`` (EFBIG) with its reason, what is no such docu
 file that cannot be read.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -24,6 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent
 _CHECKSUMS = "checksums.json"  # of the other files of a folder
 _PART, _BLOCK = 16 << 20, 1 << 20  # bytes
+_POINTER, _POINTER_BYTES = b"version ", 1024  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _READERS = 4  # zlib lets other threads run meanwhile
 
 
@@ -82,6 +84,15 @@ def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes, read in one pass of constant memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pointer_note(source: Path | bytes) -> str:
+    """What to do about a file, or about its first bytes, that is Git LFS' pointer to one; nothing for any other."""
+    start = source if isinstance(source, bytes) else b""
+    if isinstance(source, Path):
+        with contextlib.suppress(OSError):
+            start = bytes_at(source, _POINTER_BYTES)
+    return " It is Git LFS' pointer to the file: git lfs pull fetches that." if start.startswith(_POINTER) else ""
 
 
 def checksum(path: Path, n_bytes: int | None = None) -> str:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -158,7 +158,17 @@ def parsed_body(content: bytes, model: type[Body], most_rows: int) -> Body:
     most = _TOKENS_OF_A_ROW * most_rows + _TOKENS_BESIDE
     if _more_tokens_than(most).match(content):
         raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds more than they need.")
-    return model.model_validate_json(content)
+    try:
+        return model.model_validate_json(content)
+    except ValidationError:
+        if not content.strip():
+            raise Refused(400, "not_json", "the body is empty; send JSON.") from None
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            said = f"the body is not JSON, which is UTF-8 (byte {error.start})."
+            raise Refused(400, "not_json", said) from None
+        raise
 
 
 @cache

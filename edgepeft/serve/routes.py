@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -124,8 +125,8 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
         raise Refused(415, "not_json", "send Content-Type: application/json.")
     if (coding := request.headers.get("content-encoding", "")).strip().lower() not in ("", "identity"):
         raise Refused(415, "not_json", f"Content-Encoding {coding} is not read; send the JSON as it is.")
-    content, serving = request.scope[BODY], serving_of(request)
-    return await serving.aside(parsed_body, content, model, most_rows, small=len(content) <= _AT_ONCE)
+    content = request.scope[BODY].removeprefix(BOM_UTF8)  # as Windows' programs write it
+    return await serving_of(request).aside(parsed_body, content, model, most_rows, small=len(content) <= _AT_ONCE)
 
 
 @endpoint(ROUTES, "GET", "/v1/tasks", schemas.Tasks)

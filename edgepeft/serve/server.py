@@ -17,6 +17,7 @@ import ipaddress
 import logging
 import math
 import os
+import re
 import signal
 import socket
 from collections import Counter
@@ -46,6 +47,8 @@ _MAX_FIELDS = 100  # of a head
 _MAX_CHUNKS = 256  # of a body, that are smaller than 1 KiB: each costs the event loop two calls, whatever its size
 _MAX_QUEUED = 8  # requests of one connection that wait for the one before; browsers send none
 _SWEEP_S = 1.0
+
+_UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:)")
 
 _TOO_LARGE = (431, "Request Header Fields Too Large", "headers_too_large", "too many headers.")
 _NO_TRAILERS = (400, "Bad Request", "trailers", "trailers are not read here.")
@@ -183,8 +186,10 @@ class Limited(HttpToolsProtocol):
         now = monotonic()
         if not self.transport.get_write_buffer_size():
             self._read_at = now
-        if self._in_head and self._head_since is None:
-            self._head_since = now
+        if self._in_head:
+            self._head_since = now if self._head_since is None else self._head_since
+            head, end, body = data.partition(b"\r\n\r\n")  # the parser reads no body behind an offer of HTTP/2
+            data = _UPGRADE.sub(b"Ignored", head) + end + body
         self._barren += len(data)
         super().data_received(data)
         if self._barren > self._limits.header_bytes:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError
+from edgepeft.runtime.runtime import Runtime
 
 
 @pytest.fixture
@@ -140,6 +141,35 @@ def test_a_missing_tensor_is_named(copied: Path):
     assert "encoder.layer.1.output.dense.bias" in refusal(copied)
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "model.encoder."])
+def test_names_of_a_model_within_another_are_told_with_what_to_take_off(copied: Path, wrapper: str):
+    path = copied / "model.safetensors"
+    save_file({wrapper + name: tensor for name, tensor in load_file(path).items()}, path)
+    assert f"Take '{wrapper}' off its tensors' names" in refusal(copied)
+
+
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"  # as a clone without LFS has it
+)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_said_to_be_one(copied: Path, name: str):
+    (copied / name).write_text(POINTER)
+    with pytest.raises(BundleError, match=f"{name}.* It is Git LFS' pointer to the file: git lfs pull fetches that"):
+        open_backbone(str(copied)).encoder()
+
+
+@pytest.mark.parametrize("name", ["tasks/mood.onnx", "model.safetensors", "backbone.onnx", "tokenizer.json"])
+def test_a_pointer_in_a_bundle_is_said_to_be_one(bundle: Path, name: str):
+    (bundle / name).write_text(POINTER)
+    with (
+        pytest.raises(BundleError, match=rf"{name} .*git lfs pull fetches that\."),
+        Runtime(bundle, cache=False) as runtime,
+    ):
+        runtime.predict("mood", "w5")
+
+
 CONFIG = {
     "model_type": "bert",
     "hidden_size": 32,
@@ -191,11 +221,11 @@ CONFIG = {
         ({"model_type": "nomic_bert", "head_dim": 9}, "head_dim is 9; supported: 8"),
         (
             {"model_type": "gte", "hidden_act": "mish"},
-            "activation is 'mish'; supported: gelu, gelu_new, gelu_pytorch_tanh, relu, silu",
+            "hidden_act is 'mish'; supported: gelu, gelu_new, gelu_pytorch_tanh, relu, silu",
         ),
         (
             {"model_type": "bert", "hidden_act": "silu"},
-            "activation is 'silu'; supported: gelu, gelu_new, gelu_pytorch_tanh, relu.",
+            "hidden_act is 'silu'; supported: gelu, gelu_new, gelu_pytorch_tanh, relu.",
         ),
         ({"model_type": "roformer", "hidden_act": "relu"}, "hidden_act is 'relu'; roformer has gelu"),
         (

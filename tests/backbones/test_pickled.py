@@ -69,6 +69,12 @@ def test_what_is_no_dictionary_of_plain_tensors_is_refused(tmp_path, state):
         read_pickled(tmp_path / "a.bin")
 
 
+def test_what_a_training_loop_saved_around_the_tensors_is_told_with_where_they_are(tmp_path):
+    torch.save({"epoch": 3, "model": {"a": torch.ones(1)}}, tmp_path / "a.bin")
+    with pytest.raises(BundleError, match="Save what is in it as model alone, a state_dict"):
+        read_pickled(tmp_path / "a.bin")
+
+
 def test_code_and_damage_are_refused(tmp_path):
     path = tmp_path / "a.bin"
     for content in (b"", b"x" * 10, pickle.dumps(print)):

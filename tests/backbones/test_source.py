@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 
@@ -66,6 +67,39 @@ def test_a_dense_layer_of_sentence_transformers_is_not_left_out_in_silence(folde
         assert [said in str(note.message) for note in notes] == ([True] if said else [])
 
 
+def test_where_the_pooling_that_modules_json_names_is_not_found_a_note_says_how_texts_are_pooled(folder):
+    """Files that were fetched one by one: the folder's own were forgotten."""
+    listed = [{"path": "", "type": "a.Transformer"}, {"path": "2_Pooling", "type": "a.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    with pytest.warns(UserWarning, match="Pooling in 2_Pooling, .* is not there: texts are pooled as first here"):
+        assert open_backbone(str(folder)).pooling is Pooling.FIRST
+
+
+@pytest.mark.parametrize(
+    ("inside", "beside", "said"),
+    [
+        (["checkpoint-20", "checkpoint-100"], None, "There is a model in .*checkpoint-100: give that folder"),
+        (
+            ["0_Transformer"],
+            "modules.json",
+            "Its model lies in 0_Transformer: move those files up, beside modules.json",
+        ),
+        ([], "adapter_config.json", "This one is an adapter: edgepeft import FOLDER --backbone"),
+    ],
+)
+def test_a_folder_around_a_model_and_an_adapter_are_told_with_what_to_do(folder, tmp_path, inside, beside, said):
+    around = tmp_path / "around"
+    (around / "1_Pooling").mkdir(parents=True)
+    (around / "1_Pooling" / "config.json").write_text("{}")
+    for i, name in enumerate(inside):
+        shutil.copytree(folder, around / name)
+        os.utime(around / name, (i, i))
+    if beside:
+        (around / beside).write_text("[]")
+    with pytest.raises(UsageError, match=rf"has no config.json; .*{said}"):
+        open_backbone(str(around))
+
+
 @pytest.mark.parametrize(
     ("name", "config", "said"),
     [
@@ -103,6 +137,24 @@ def test_what_sentence_transformers_does_to_texts_and_is_not_done_here_is_said(
             assert open_backbone(str(folder)).pooling is Pooling.MEAN
         expected = said and (normalizer is None or "lower_case" not in json.dumps(config))
         assert [said in str(note.message) for note in notes] == ([True] if expected else [])
+
+
+def test_a_folder_that_lacks_what_it_needs_is_told_with_what_to_do(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(UsageError, match=r"quantization_config is gptq\); give the checkpoint that they were made of"):
+        open_backbone(str(folder))
+    path.write_text(json.dumps(config | {"hidden_dropout_prob": "0.1"}))
+    with pytest.raises(BundleError, match="transformers cannot load"):
+        load_model(open_backbone(str(folder)))
+    path.write_text(json.dumps(config))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match="Copy the tokenizer's files of the model that it was trained from into it"):
+        open_backbone(str(folder)).encoder()
+    (folder / "model.safetensors").rename(folder / "model.fp16.safetensors")
+    with pytest.raises(UsageError, match=r"Found model.fp16.safetensors: save the model by transformers' save_pre"):
+        open_backbone(str(folder))
 
 
 def test_weights_that_lack_tensors_are_refused_before_transformers_draws_them(folder):

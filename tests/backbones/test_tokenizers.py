@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tiny import known
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizerFast
 
 from edgepeft.backbones.convert import plain_folder
@@ -251,6 +251,20 @@ def test_what_a_config_beside_it_changes_of_a_tokenizer_is_in_its_ids(tmp_path: 
     assert not unlike(plain_folder(folder))
     (folder / "edgepeft.json").write_text("{}")
     assert plain_folder(folder) == folder  # a bundle runs with the file that it has
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(True, False), (False, True), (True, True), (False, False)])
+def test_tokens_at_the_ends_of_texts_are_those_that_a_config_beside_it_asks_for(
+    tiny: Callable[..., Path], tmp_path: Path, begins: bool, ends: bool
+):
+    """Llama's class makes the template anew; the file has none."""
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "llama"))
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 3, "w5": 5}, unk_token="<unk>"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": begins, "add_eos_token": ends}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    ids = open_backbone(str(folder)).encoder().encode([Text("w5")], 9).inputs["input_ids"][0].tolist()
+    assert ids == [*([1] * begins), 5, *([3] * ends)] == AutoTokenizer.from_pretrained(folder)("w5")["input_ids"]
 
 
 def test_added_tokens_beside_it_are_in_its_ids(tmp_path: Path):

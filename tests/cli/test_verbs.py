@@ -29,6 +29,15 @@ def test_run_prints_a_line_for_each_task_and_text(exported):
     assert [line[-1] for line in lines] == ["w7 w8", "w7 w8", "w9", "w9"]
 
 
+def test_a_folder_that_went_away_under_its_user_is_said_to_have(exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = edgepeft("run", exported, "--task", "mood", "w5")
+    assert done.returncode == 1 and "this folder was removed or replaced while you were in it" in done.stderr
+
+
 def test_run_json_is_one_document_and_the_rest_goes_to_stderr(exported):
     done = process("run", exported, "--task", "mood", "--json", "w7", "w8 " * 500)
     answers = json.loads(done.stdout)

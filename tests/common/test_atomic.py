@@ -217,6 +217,19 @@ def test_a_lock_that_does_not_come_free_names_its_holder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_a_file_system_that_is_read_only_is_to_be_copied(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refused(path, *flags, **more):
+        if str(path).endswith(".edgepeft.lock"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, *flags, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(EdgepeftError, match=r"Read-only file system.*Work on a copy"), locked(tmp_path):
+        pass
+
+
 def test_what_a_killed_process_held_is_free(tmp_path):
     with held_by_another_process(tmp_path) as holder:
         holder.kill()

@@ -177,6 +177,8 @@ def test_a_wrong_request_is_refused_by_what_is_wrong_with_it(served, path, body,
     ("path", "body", "words"),
     [
         ("/v1/tasks/mood:predict", b"{", "the body is not JSON (line 1 column 1)."),
+        ("/v1/tasks/mood:predict", b" \n", "the body is empty; send JSON."),
+        ("/v1/tasks/mood:predict", b'{"text": "caf\xe9"}', "the body is not JSON, which is UTF-8 (byte 13)."),
         ("/v1/tasks/mood:predict", {"text": 5}, "text must be text, found a number;"),
         (
             "/v1/tasks/mood:predict",
@@ -267,6 +269,11 @@ def test_another_method_is_refused_with_those_that_there_are(served, method, pat
     assert set(found.split(", ")) == allowed
 
 
+def test_a_slash_behind_a_path_changes_nothing(served):
+    assert served.get("/v1/tasks/")[::2] == served.get("/v1/tasks")[::2]
+    assert served.post("/v1/tasks/mood:predict/", {"text": "w5"})[0] == 200
+
+
 def test_a_request_that_the_schema_allows_is_one_that_is_answered(served):
     schema = served.get("/openapi.json")[2]["components"]["schemas"]["PredictRequest"]
     for body in ({"text": "w5"}, {"text": "w5", "rows": None}, {"rows": ["w5"], "text": None}):
@@ -294,6 +301,23 @@ def test_a_compressed_body_is_refused_as_such(served):
     assert code(answer) == (415, "not_json")
     assert "gzip" in answer[2]["error"]["message"]
     assert served.predict("mood", b'{"text":"w5"}', headers={"Content-Encoding": "Identity"})[0] == 200
+
+
+def test_a_byte_order_mark_before_a_body_is_no_part_of_it(served):
+    assert served.predict("mood", b'\xef\xbb\xbf{"text":"w5"}')[2] == served.predict("mood", {"text": "w5"})[2]
+
+
+@pytest.mark.parametrize("offer", ["Upgrade: h2c", "upgrade: HTTP/2.0"])
+def test_a_body_behind_an_offer_of_http_2_is_read(served, offer):
+    """As Java's client and curl --http2 send it."""
+    body = b'{"text":"w5"}'
+    head = f"POST /v1/tasks/mood:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{offer}\r\n"
+    more = (
+        b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: 13\r\n\r\n"
+    )
+    last = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = raw(served.port, head.encode() + more + body + last)
+    assert answer.startswith(b"HTTP/1.1 200 OK") and b'"predictions"' in answer and b'{"status":"ok"}' in answer
 
 
 def test_a_foreign_name_for_loopback_is_refused(served):
@@ -416,14 +440,19 @@ def test_the_openapi_document_names_every_route_and_resolves_every_reference(ser
         assert name in document["components"]["schemas"]
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/static/page.js", "/static/docs.js"])
+def test_pages_name_what_they_ask_for_from_where_they_stand_which_a_proxy_may_have_moved(served, path):
+    content = served.get(path)[2].decode()
+    assert not __import__("re").findall(r"""(?:src=|href=|fetch\(|call\()["'`]/""", content)
+
+
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_pages_ask_no_other_host(served, path):
     status, headers, content = served.get(path)
     assert status == 200
     assert "default-src 'self'" in headers["content-security-policy"]
-    files = {path: content} | {
-        name: served.get(name)[2] for name in __import__("re").findall(r'(?:src|href)="(/static/[^"]+)"', content.decode())
-    }  # fmt: skip
+    names = __import__("re").findall(r'(?:src|href)="(static/[^"]+)"', content.decode())
+    files = {path: content} | {name: served.get(f"/{name}")[2] for name in names}
     assert len(files) > 1
     for name, found in files.items():
         links = set(__import__("re").findall(rb"(?:https?:)?//[a-z][\w.-]+", found)) - {b"http://www.w3.org"}

@@ -82,7 +82,7 @@ function trial(path, method, inputs, body) {
       else if (field.value) sent[name] = field.value;
     }
     try {
-      const answer = await fetch(target, { method: method.toUpperCase(), headers: sent, body: body ? body.value : undefined });
+      const answer = await fetch(`.${target}`, { method: method.toUpperCase(), headers: sent, body: body ? body.value : undefined });
       const text = await answer.text();
       let pretty = text;
       try {
@@ -101,7 +101,7 @@ function trial(path, method, inputs, body) {
 }
 
 async function load() {
-  const answer = await fetch("/openapi.json", { headers: headers({}) });
+  const answer = await fetch("openapi.json", { headers: headers({}) });
   $("token-form").hidden = answer.status !== 401;
   if (!answer.ok) return;
   document_ = await answer.json();

@@ -22,7 +22,7 @@ async function call(path, body) {
 
 async function loadTasks() {
   const [before, picked] = [new Set(tasks.map((task) => task.name)), new Set(chosen())];
-  tasks = (await call("/v1/tasks")).tasks;
+  tasks = (await call("v1/tasks")).tasks;
   $("summary").textContent = counted(tasks);
   const choice = (task) => ({
     name: task.name,
@@ -69,7 +69,7 @@ async function ask(wanted, text, second, candidates) {
   const answers = [];
   while (answers.length < rows.length) {
     try {
-      answers.push(...(await call("/v1/predict", { rows: rows.slice(answers.length, answers.length + batch) })).answers);
+      answers.push(...(await call("v1/predict", { rows: rows.slice(answers.length, answers.length + batch) })).answers);
     } catch (error) {
       if (error.code !== "too_many_rows" || batch === 1) throw error;
       batch = Math.ceil(batch / 2);
@@ -128,7 +128,7 @@ function draw(now, before) {
 let before = null;
 async function poll() {
   try {
-    const now = await call("/v1/status");
+    const now = await call("v1/status");
     $("rate").textContent = `${now.rows_per_s.toFixed(1)} rows/s`;
     $("p50").textContent = ms(now.latency_p50_ms);
     $("p90").textContent = ms(now.latency_p90_ms);

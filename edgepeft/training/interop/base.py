@@ -21,6 +21,7 @@ from edgepeft import __version__
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import read_pickled
+from edgepeft.backbones.pooling import HeadReads
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError, UsageError
@@ -172,6 +173,7 @@ class ImportedHead(NamedTuple):
     labels: tuple[str, ...] | None = None
     model: str = SEQUENCES
     problem: str | None = None
+    reads: HeadReads | None = None  # what pools the states of a model without a head; None: as the backbone's own does
 
     def fits(self, kind: type[TaskType]) -> bool:
         """Whether tasks of that kind have such heads."""
@@ -234,6 +236,8 @@ class ImportRequest:
         if head.outputs is not None and not form.per_token and not form.bare:  # of a text
             first = "first_position" if method.prompt_length(backbone.architecture) else "first_token"
             origin["head_reads"] = "last_token" if backbone.architecture.decoder_only else first
+        elif head.reads is not None:
+            origin["head_reads"] = head.reads
         delta.card = delta.card.model_copy(update=origin)
         return delta.eval()
 
@@ -348,7 +352,9 @@ def importer_of(folder: Path) -> Importer:
         if importer.recognises(folder):
             return importer
     kinds = "; ".join(f"{library}: {importer.needs}" for library, importer in known.items())
-    raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
+    inner = sorted(path for path in folder.iterdir() if any(importer.recognises(path) for importer in known.values()))
+    instead = f" There is one in {', '.join(path.name for path in inner)}: give that folder." if inner else ""
+    raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).{instead}")
 
 
 def usual_problem(outputs: int) -> str:

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.pooling import reads_of
+from edgepeft.backbones.sentence_files import pooling_of
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
@@ -72,6 +74,9 @@ class Peft(Importer):
             )
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
+        if classifier.model == VECTORS:  # sentence-transformers saves how it pools beside an adapter, too
+            pooling = pooling_of(folder, backbone.pooling, backbone.encoder)
+            imported = imported._replace(reads=reads_of(pooling))
         origin: dict[str, Any] = {"versions": {"peft": config.peft_version}}
         origin["training"] = {"peft_type": config.peft_type}
         values = plan.convert(state)

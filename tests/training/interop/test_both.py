@@ -9,6 +9,7 @@ import torch
 from checkpoints import GOLDEN, backbone_of, exact_of, imported, theirs_of
 
 from edgepeft.backbones.source import open_backbone
+from edgepeft.common.errors import BundleError
 
 HUB = GOLDEN / "adapterhub"
 
@@ -30,3 +31,11 @@ def test_importing_twice_gives_the_same_bytes(folder, tmp_path):
         imported(folder, backbone_of("bert")).save(tmp_path / str(seed))
     first, second = ((tmp_path / str(seed) / "delta.safetensors").read_bytes() for seed in (0, 1))
     assert first == second
+
+
+def test_a_folder_of_several_checkpoints_is_told_with_those_in_it(tmp_path):
+    shutil.copytree(GOLDEN / "bert-lora", tmp_path / "one")
+    shutil.copytree(HUB / "bert-lora", tmp_path / "two")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(BundleError, match=r"no checkpoint of a known library .* There is one in one, two: give that"):
+        imported(tmp_path, backbone_of("bert"))

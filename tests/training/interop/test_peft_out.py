@@ -227,6 +227,21 @@ def test_an_embedding_is_pefts_feature_extraction_with_the_pooling_outside(model
     assert json.loads((tmp_path / "ours" / "adapter_config.json").read_text())["task_type"] == "FEATURE_EXTRACTION"
 
 
+def test_how_sentence_transformers_pools_behind_an_adapter_is_kept_beside_it(tiny, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    backbone = open_backbone(str(tiny("bert")))  # of which nothing says how it pools
+    base = transformers.AutoModel.from_pretrained(backbone.folder)
+    config = peft.LoraConfig(task_type="FEATURE_EXTRACTION", target_modules=["query"])
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    request = ImportRequest("near", kind="embedding")
+    assert importer_of(tmp_path).read(tmp_path, backbone, request).card.head_reads == "first_token"
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    assert importer_of(tmp_path).read(tmp_path, backbone, request).card.head_reads == "mean"
+
+
 class TwoStory(Head):
     """A head of another form than those that are there."""
 
