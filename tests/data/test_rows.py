@@ -109,7 +109,11 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
             "text,score\na,\nb,85%\nc,90%\n",
             '--label-column NAME; score holds "85%", which is no number: write numbers',
         ),
-        ("a.csv", "text;score\na;0,5\n", 'score holds "0,5", which is no number: write a point for its comma'),
+        (
+            "a.csv",
+            "text;score\na;0,5\n",
+            'score holds "0,5", which is no number: write a point for its comma, or nothing',
+        ),
         (
             "a.csv",
             "line\na\nb\n",
@@ -352,6 +356,7 @@ def test_an_option_goes_before_a_name_that_is_known(tmp_path):
     "content",
     [
         "sentence1;label\nhi, you;a\n",
+        'sentence1;label;"How, then?"\nhi, you;a;so\n',
         "sep=;\nsentence1;label\nhi, you;a\n",
         "sentence1\tlabel\nhi, you\ta\n",
         "sentence1|label\nhi, you|a\n",
