@@ -97,8 +97,8 @@ def _by_names(row: Mapping[str, Any], label: str) -> dict[str, Any]:
 
 
 def _parted(path: Path) -> tuple[str, str]:
-    source, _, split = str(path).partition("#")
-    return source, split
+    source, mark, split = str(path).rpartition("#")
+    return (source, split) if mark and not path.exists() else (str(path), "")  # a folder may be called C#
 
 
 def _opened(source: str) -> Mapping[str, Iterator[dict[str, Any] | DataError]]:

@@ -117,8 +117,9 @@ def as_list(texts: object) -> list[Any]:
         from edgepeft.data.frames import Records
 
         return [row for _, row in Records(texts).read(None)]
-    if hasattr(texts, "iloc") and {FIRST, *TEXTS} & {str(name).lower() for name in texts.keys()}:  # noqa: SIM118
-        return [texts.to_dict()]
+    series: Any = texts
+    if hasattr(series, "iloc") and {FIRST, *TEXTS} & {str(name).lower() for name in series.keys()}:  # noqa: SIM118
+        return [series.to_dict()]
     return list(texts) if isinstance(texts, Iterable) else [texts]
 
 

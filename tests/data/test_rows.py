@@ -286,6 +286,10 @@ def test_a_folder_of_files_that_are_called_by_their_splits_is_a_dataset(tmp_path
     assert {row.sentence1.split()[0] for row in (*data.train, *data.test)} == {*list(sizes)[:2]}
     (row, *_) = read_rows(Path(f"{tmp_path / 'hub'}#test"), labels=False)
     assert row.sentence1 == "test 0"
+    (tmp_path / "hub").rename(named := tmp_path / "C# hub")
+    again = load_data(named, columns=Columns("text", None, "y"))
+    assert [row.sentence1 for row in again.eval] == [row.sentence1 for row in data.eval]
+    assert next(read_rows(Path(f"{named}#test"), labels=False)).sentence1 == "test 0"
 
 
 def test_splits_of_words_and_tags_have_no_column_of_labels_and_a_bad_row_is_named_by_its_file(tmp_path):
