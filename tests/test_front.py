@@ -172,6 +172,17 @@ def test_a_function_does_what_the_verb_does_and_gives_objects(mood):
     assert (mood / "peft" / "adapter_config.json").is_file()
 
 
+def test_a_tilde_is_the_users_home_where_no_shell_has_seen_it(mood, monkeypatch):
+    monkeypatch.setenv("HOME", str(mood))
+    asked = {"backbone": "~/all-MiniLM-L6-v2", "task": "mood", "method": "bitfit", "steps": 1, "threads": 1}
+    edgepeft.train(**asked, data="~/reviews.csv", out="~/mood")
+    edgepeft.export(backbone=asked["backbone"], delta=["~/mood"], out=Path("~/bundle"))
+    assert edgepeft.evaluate(bundle="~/bundle", task="mood", data="~/more.csv").rows == 60
+    with edgepeft.load("~/bundle") as runtime:
+        assert runtime.tasks == ("mood",)
+    assert not (mood / "~").exists()
+
+
 class DataFrame:
     """As much of pandas' or of polars' as rows are read by."""
 

@@ -45,7 +45,7 @@ class Bundle:
     """An opened bundle; its parts are read when they are first used."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(os.path.expanduser(folder))  # noqa: PTH111, as it leaves an unknown user as it is
         self.manifest = Manifest.read(self.folder)
         try:
             str(self.folder.absolute()).encode()

@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ def wait_for_disk(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, force: bool = False, read: Path | None = None) -> Iterator[Path]:
-    """Fill a folder that appears whole or not at all; one that is or holds ``read`` is not replaced by it.
+def new_folder(path: Path, *, force: bool = False, read: Collection[Path] = ()) -> Iterator[Path]:
+    """Fill a folder that appears whole or not at all; one that is or holds what is ``read`` is not replaced.
 
     Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
     included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
@@ -72,8 +72,8 @@ def new_folder(path: Path, *, force: bool = False, read: Path | None = None) -> 
     path = path.resolve() if path.is_symlink() else path.absolute()  # a link stays one
     check_replaceable(path)
     check_target(path)
-    if read is not None and read.resolve().is_relative_to(path.resolve()):
-        raise UsageError(f"{path} would be replaced, and with it {read}, which is read. Choose another folder.")
+    if lost := next((each for each in read if each.exists() and each.resolve().is_relative_to(path.resolve())), None):
+        raise UsageError(f"{path} would be replaced, and with it {lost}, which is read. Choose another folder.")
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]
@@ -126,7 +126,7 @@ def check_replaceable(path: Path) -> None:
     """Check that a folder can take the place of what is at ``path``, before the work that fills it."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
-    if path.is_mount():
+    if path.absolute().is_mount():  # of "." itself it is always true
         raise UsageError(
             f"{path} is a mount point, which cannot be replaced by a new folder; give one inside it: {path / 'out'}."
         )

@@ -59,7 +59,7 @@ class Unwritable(UsageError):
 
 def look_up(kind: str, asked: str, known: Mapping[str, T]) -> T:
     """Return what ``known`` has by that name; refuse a name that it has not."""
-    if asked not in known:
+    if not isinstance(asked, str) or asked not in known:
         raise UnknownName(kind, asked, known)
     return known[asked]
 

@@ -33,6 +33,8 @@ TEXTS = (
 SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
 # Of the readers, which who answers a text need not import.
 STDIN = "-"  # in place of a file's name
+# Numbers of rows and the index of pandas, as its csv, parquet and datasets keep it.
+COUNTER = re.compile(r"(.*_)?id|idx|index|__index_level_\d+__|unnamed: [\d.]+|")
 HEAD = 100  # rows by which shapes and splits are told
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
@@ -135,6 +137,25 @@ def parse_cell(cell: Any) -> Any:
     return cell
 
 
+def is_mark(mark: Any) -> bool:
+    """True for a mark in a text, as tools write one: an object, or [start, end, label]."""
+    if isinstance(mark, Mapping):
+        return bool({"label", "labels"} & mark.keys()) and (
+            {"start", "end"} <= mark.keys() or {"start_offset", "end_offset"} <= mark.keys()
+        )
+    return isinstance(mark, list | tuple) and [*map(type, mark)] == [int, int, str]
+
+
+def mark_of(mark: Any) -> Any:
+    """Return a mark by our own names."""
+    if isinstance(mark, Mapping):
+        start, end = mark.get("start", mark.get("start_offset")), mark.get("end", mark.get("end_offset"))
+        several = mark.get("labels")  # Label Studio's
+        label = several[0] if isinstance(several, list) and len(several) == 1 else mark.get("label")
+        return {"start": start, "end": end, "label": label} | ({"text": mark["text"]} if "text" in mark else {})
+    return dict(zip(("start", "end", "label"), mark, strict=False)) if isinstance(mark, list | tuple) else mark
+
+
 def one_of(value: Any) -> Any:
     """Return what a list of one holds, as doccano and fastText have a class; anything else as it is."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -216,7 +237,6 @@ def text_columns(record: Mapping[str, Any], pair: str | None = None) -> list[tup
 
 
 BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-COUNTER = re.compile(r"(.*_)?id|idx|index|unnamed: 0|", re.DOTALL)  # of rows, in lower case
 
 
 def odd_columns(suffix: str, head: Sequence[Mapping[str, Any]]) -> str:
@@ -248,7 +268,10 @@ def odd_scores(head: Sequence[Mapping[str, Any]]) -> str:
         if str(name).lower() in SCORES and cell not in (None, "") and number_of(cell) is None:
             odd.setdefault(name, cell)
     remedies = {
-        n: "write a point for its comma" if _has_comma(cell) else "write numbers alone" for n, cell in odd.items()
+        n: "write a point for its comma, or nothing if it parts thousands"
+        if _has_comma(cell)
+        else "write numbers alone"
+        for n, cell in odd.items()
     }
     return "; ".join(f"{n} holds {quote(cell)}, which is no number: {remedies[n]}" for n, cell in odd.items())
 

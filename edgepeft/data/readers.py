@@ -96,8 +96,8 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
 
 
 def _parted(path: Path) -> tuple[str, str]:
-    source, _, split = str(path).partition("#")
-    return source, split
+    source, mark, split = str(path).rpartition("#")
+    return (source, split) if mark and not path.exists() else (str(path), "")  # a folder may be called C#
 
 
 def _opened(source: str) -> Mapping[str, Iterator[dict[str, Any] | DataError]]:
@@ -141,7 +141,7 @@ class Records:
     suffix = ""  # a file's would say its format
 
     def __init__(self, rows: Any) -> None:
-        if hasattr(rows, "features"):
+        if hasattr(rows, "with_format"):
             self._rows = list(named_split(rows))
         elif hasattr(rows, "to_dicts"):  # polars
             self._rows = rows.to_dicts()
@@ -175,6 +175,8 @@ def _plain(value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, set | frozenset):  # of labels, whose order is none
+        value = sorted(value, key=str)
     return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 

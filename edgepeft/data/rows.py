@@ -255,9 +255,9 @@ class _RowReader:
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
         """Make a row of one record; refuse one that lacks columns."""
         columns, where = self.columns, f"{self.path}:{line}"
-        if self._of_prodigy and self.label_of is not None and (answer := found.get("answer")) != "accept":
-            raise DataError(f"{where}: Prodigy's answer is {answer}, so the row does not say what is right.")
         record = self._record(found, where)
+        if self._of_prodigy and self.label_of is not None and (answer := record.get("answer")) != "accept":
+            raise DataError(f"{where}: Prodigy's answer is {answer}, so the row does not say what is right.")
         if self._label_names is not None and (label := columns.names[2]) in record:
             record = {**record, label: self._label_names.named(record[label], where)}
         needed = columns.needed(self._labels)

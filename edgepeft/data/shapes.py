@@ -18,7 +18,9 @@ from edgepeft.data.columns import (
     NUMBERED,
     SCORES,
     TEXTS,
+    is_mark,
     lower_names,
+    mark_of,
     number_of,
     one_of,
     parse_cell,
@@ -121,33 +123,16 @@ def _marked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
         column = every.get(name)
         lists = [row.get(column) for row in head if column is not None]
         marks = [mark for each in lists if isinstance(each, list) for mark in each]
-        if column is not None and marks and all(map(_is_mark, marks)):
+        if column is not None and marks and all(map(is_mark, marks)):
 
             def read(row: Cells, column: str = column) -> Cells:  # Prodigy leaves an empty list out
                 found = row.get(column, [] if "answer" in row else None)
                 others = {n: v for n, v in row.items() if n not in (column, "words")}
-                spans = [*map(_mark, found)] if isinstance(found, list) else found
+                spans = [*map(mark_of, found)] if isinstance(found, list) else found
                 return {**others, "text": row[text], "spans": spans}
 
             return Shape("tokens", f"{text} and {column}", read)
     return None
-
-
-def _is_mark(mark: Any) -> bool:
-    if isinstance(mark, Mapping):
-        return bool({"label", "labels"} & mark.keys()) and (
-            {"start", "end"} <= mark.keys() or {"start_offset", "end_offset"} <= mark.keys()
-        )
-    return isinstance(mark, list | tuple) and [*map(type, mark)] == [int, int, str]
-
-
-def _mark(mark: Any) -> Any:
-    if isinstance(mark, Mapping):
-        start, end = mark.get("start", mark.get("start_offset")), mark.get("end", mark.get("end_offset"))
-        several = mark.get("labels")  # Label Studio's
-        label = several[0] if isinstance(several, list) and len(several) == 1 else mark.get("label")
-        return {"start": start, "end": end, "label": label} | ({"text": mark["text"]} if "text" in mark else {})
-    return dict(zip(("start", "end", "label"), mark, strict=False)) if isinstance(mark, list | tuple) else mark
 
 
 def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -174,7 +159,7 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     def read(row: Cells) -> Cells:
         values, text = found(row, what), row["data"].get(column)
         if what == "labels":
-            return {"text": text, "spans": None if values is None else [*map(_mark, values)]}
+            return {"text": text, "spans": None if values is None else [*map(mark_of, values)]}
         if what != "choices":
             return {"sentence1": text, "label": (values or [{}])[0].get(what)}
         made = chosen(row)
@@ -347,6 +332,19 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     return Shape("labels", f"{text} and a column of 0 and 1 for each of {', '.join(others)}", read)
 
 
+def _accepted(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """One label that Prodigy's annotator accepted or rejected of each text."""
+    labels, answers = ({row.get(name) for row in head} for name in ("label", "answer"))
+    if len(labels) > 1 or "reject" not in answers or not isinstance(label := labels.pop(), str):
+        return None
+
+    def read(row: Cells) -> Cells:
+        no = row.get("answer") == "reject" and row.get("label") == label
+        return {**row, "sentence1": row["text"]} | ({"label": f"not {label}", "answer": "accept"} if no else {})
+
+    return Shape("classification", f"text and label, where what was rejected is called not {label}", read)
+
+
 def _picked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Options of which some were accepted, as Prodigy has them."""
     if not {"text", "options", "accept"} <= names.keys():
@@ -393,4 +391,6 @@ def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape |
     return None
 
 
-SHAPES = (_label_studio, _tagged, _marked, _picked, _choice, _texts, _score, _several, _titled, written_shape)
+SHAPES = (
+    _label_studio, _tagged, _marked, _accepted, _picked, _choice, _texts, _score, _several, _titled, written_shape,
+)  # fmt: skip

@@ -123,11 +123,12 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
         raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
     if first.startswith("#FORMAT=WebAnno"):
         raise DataError(f"{path} is INCEpTION's WebAnno TSV; export CoNLL 2002, and let its name end in .conll.")
-    others = [mark for mark in ";\t|" if mark in first]
+    bare = re.sub(r'"[^"]*"', "", first)  # a name may hold a comma, as a form's question does
+    others = [mark for mark in ";\t|" if mark in bare]
     if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
         delimiter, skipped = first[-1], skipped + 1
         next(lines)
-    elif delimiter == "," and "," not in first and len(others) == 1:
+    elif delimiter == "," and "," not in bare and len(others) == 1:
         delimiter = others[0]
         warnings.warn(f"{path}: cells are separated by {delimiter!r}, as the header is.", stacklevel=1)
 

@@ -53,7 +53,7 @@ def merge_task(
     8-bit products round in other groups than the bundle's: ``accept_error`` takes it however far that moves it.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
-    with new_folder(out, force=force, read=bundle.folder) as folder:
+    with new_folder(out, force=force, read=[bundle.folder]) as folder:
         write_json(folder / "config.json", config if entry.writes else _config(config, entry))
         if (path := bundle.folder / "tokenizer_config.json").is_file():
             known = read_config(path)

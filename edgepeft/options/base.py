@@ -8,6 +8,8 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os.path import expanduser  # unlike Path.expanduser, it leaves an unknown user as it is
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from pydantic import (
@@ -30,6 +32,13 @@ from edgepeft.common.messages import mistakes_text
 from edgepeft.common.registry import names_of
 
 
+def _at_home(given: Any) -> Any:
+    """Return a path, or several, with the user's home for its ``~``, which no shell has seen in Python or --out=~."""
+    if isinstance(given, list | tuple):
+        return [*map(_at_home, given)]
+    return expanduser(given) if isinstance(given, str | Path) and str(given).startswith("~") else given  # noqa: PTH111
+
+
 class Options(BaseModel):
     """Base of a verb's options: frozen, an unknown one is refused; one without a help is not the command line's."""
 
@@ -38,8 +47,9 @@ class Options(BaseModel):
     if not TYPE_CHECKING:  # pydantic's own signature is what type checkers know
 
         def __init__(self, **given: Any) -> None:
+            paths = {name for name, field in type(self).model_fields.items() if "Path" in str(field.annotation)}
             try:
-                super().__init__(**given)
+                super().__init__(**{name: _at_home(of) if name in paths else of for name, of in given.items()})
             except ValidationError as error:
                 raise UsageError(f"{mistakes_text(error, type(self).__name__)}.") from None
 

@@ -24,7 +24,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, DataError
-from edgepeft.data.columns import FIRST, SECOND, SENTENCES, text_columns
+from edgepeft.data.columns import FIRST, SECOND, SENTENCES, TEXTS, text_columns
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
 from edgepeft.tasks.base import TaskType
@@ -103,11 +103,24 @@ def read_for_kind(kind: TaskType, texts: object, source: str | None = None) -> R
     return ReadRows(given, [Text(*text) for of_row in found for text in of_row], [*map(len, found)])
 
 
+def is_frame(given: Any) -> bool:
+    """Whether it is a table of pandas or polars."""
+    return hasattr(given, "columns") and (hasattr(given, "to_dicts") or hasattr(given, "iterrows"))
+
+
 def as_list(texts: object) -> list[Any]:
-    """Put texts as callers give them in a list; one alone is a list of one."""
-    if isinstance(texts, (str, Mapping)) or not isinstance(texts, Iterable):
+    """Put texts as callers give them in a list; one alone is a list of one, a DataFrame its rows, and so is a row of
+    it, which pandas has as a Series."""
+    if isinstance(texts, (str, Mapping)):
         return [texts]
-    return list(texts)
+    if not isinstance(texts, list) and is_frame(texts):
+        from edgepeft.data.frames import Records
+
+        return [row for _, row in Records(texts).read(None)]
+    series: Any = texts
+    if hasattr(series, "iloc") and {FIRST, *TEXTS} & {str(name).lower() for name in series.keys()}:  # noqa: SIM118
+        return [series.to_dict()]
+    return list(texts) if isinstance(texts, Iterable) else [texts]
 
 
 def texts_of(texts: object, source: str | None = None) -> list[Text]:

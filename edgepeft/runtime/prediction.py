@@ -310,11 +310,6 @@ class DataFrame(Protocol):
 Frame = TypeVar("Frame", bound=DataFrame)
 
 
-def is_frame(given: Any) -> bool:
-    """Whether it is one."""
-    return hasattr(given, "columns") and (hasattr(given, "to_dicts") or hasattr(given, "iterrows"))
-
-
 def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
     """A new frame with the columns of the answers beside its own, which are read as those of a file."""
     from edgepeft.data.readers import Records

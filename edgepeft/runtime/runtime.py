@@ -27,6 +27,7 @@ from edgepeft.runtime.inputs import (
     Tokenizing,
     as_list,
     checked_inputs,
+    is_frame,
     pad_to,
     passes,
     read_for_kind,
@@ -36,7 +37,6 @@ from edgepeft.runtime.inputs import (
 from edgepeft.runtime.prediction import (
     Frame,
     answered_frame,
-    is_frame,
     predictions,
     require_finite,
     require_width,

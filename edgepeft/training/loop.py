@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.card import CARD_FILE, CHECKPOINTS, ERRORS, EVALUATION_FILE, TENSORS_FILE
 from edgepeft.bundle.delta import Delta, new_delta
-from edgepeft.common.atomic import check_replaceable, new_folder
+from edgepeft.common.atomic import check_replaceable, check_target, new_folder
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import FILES, MAX_SHOWN, score_text, without_texts, write_confusion
@@ -212,6 +212,7 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
     if resume and force:
         raise UsageError("--resume and --force exclude each other: continue what is there, or replace it.")
     check_replaceable(out)
+    check_target(out.resolve())  # as the folder is put in place, before hours of work
     names = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
     checkpoint = latest(out / CHECKPOINTS)
     if resume:

@@ -100,7 +100,7 @@ def write_site(
     chosen = list(dict.fromkeys(tasks)) or list(bundle.manifest.tasks)
     require_answerable(bundle, chosen, places=exact)
     packages = [ORT] if exact else [ORT, TOKENIZERS]
-    with new_folder(out, force=force, read=bundle.folder) as new:
+    with new_folder(out, force=force, read=[bundle.folder]) as new:
         with stage("libraries"):
             copy_libraries(libraries or installed(), packages, new)
         with stage("weights"):

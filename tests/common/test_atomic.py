@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-from edgepeft.common.atomic import _exchanged, check_target, new_folder, write_atomically, write_json
+from edgepeft.common.atomic import _exchanged, check_replaceable, check_target, new_folder, write_atomically, write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.own_folder import LOCK_FILE, locked
 from edgepeft.common.resources import cache_folder, private_folder
@@ -315,3 +315,8 @@ def test_an_error_within_names_the_folder_that_was_asked_for(tmp_path):
     with pytest.raises(VerificationFailed) as caught, new_folder(tmp_path / "out") as new:
         raise VerificationFailed(f"{new}/tasks/mood.onnx is damaged.")
     assert str(caught.value) == f"{tmp_path}/out/tasks/mood.onnx is damaged."
+
+
+def test_the_folder_that_one_is_in_is_no_mount_point(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_replaceable(Path())

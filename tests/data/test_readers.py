@@ -167,3 +167,13 @@ def test_a_class_that_is_called_after_a_candidates_column_is_that_candidate(tmp_
         )
         (row,) = read_rows(path, labels=True, columns=kind.columns(Columns()), label_of=kind.label_text)
         assert kind().expected(row) == "c"
+
+
+def test_a_column_of_a_split_is_no_split():
+    """``split["text"]`` has the features of its split, and holds texts."""
+
+    class Column(list):
+        features = SimpleNamespace()
+
+    with pytest.raises(DataError, match=r'rows:1: expected a dictionary of columns; found "a"'):
+        list(read_rows(Records(Column(["a", "b"])), labels=True))

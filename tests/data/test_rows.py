@@ -109,7 +109,11 @@ def test_a_row_that_says_one_thing_twice_is_refused(tmp_path):
             "text,score\na,\nb,85%\nc,90%\n",
             '--label-column NAME; score holds "85%", which is no number: write numbers',
         ),
-        ("a.csv", "text;score\na;0,5\n", 'score holds "0,5", which is no number: write a point for its comma'),
+        (
+            "a.csv",
+            "text;score\na;0,5\n",
+            'score holds "0,5", which is no number: write a point for its comma, or nothing',
+        ),
         (
             "a.csv",
             "line\na\nb\n",
@@ -282,6 +286,10 @@ def test_a_folder_of_files_that_are_called_by_their_splits_is_a_dataset(tmp_path
     assert {row.sentence1.split()[0] for row in (*data.train, *data.test)} == {*list(sizes)[:2]}
     (row, *_) = read_rows(Path(f"{tmp_path / 'hub'}#test"), labels=False)
     assert row.sentence1 == "test 0"
+    (tmp_path / "hub").rename(named := tmp_path / "C# hub")
+    again = load_data(named, columns=Columns("text", None, "y"))
+    assert [row.sentence1 for row in again.eval] == [row.sentence1 for row in data.eval]
+    assert next(read_rows(Path(f"{named}#test"), labels=False)).sentence1 == "test 0"
 
 
 def test_splits_of_words_and_tags_have_no_column_of_labels_and_a_bad_row_is_named_by_its_file(tmp_path):
@@ -352,6 +360,7 @@ def test_an_option_goes_before_a_name_that_is_known(tmp_path):
     "content",
     [
         "sentence1;label\nhi, you;a\n",
+        'sentence1;label;"How, then?"\nhi, you;a;so\n',
         "sep=;\nsentence1;label\nhi, you;a\n",
         "sentence1\tlabel\nhi, you\ta\n",
         "sentence1|label\nhi, you|a\n",

@@ -329,6 +329,13 @@ def test_a_column_of_0_and_1_that_later_holds_another_is_refused(tmp_path):
         of_kind(path, "labels")
 
 
+@pytest.mark.parametrize("index", ["__index_level_0__", "Unnamed: 0.1", "Unnamed: 0", "row_id", ""])
+def test_the_index_that_pandas_keeps_is_no_label_beside_columns_of_0_and_1(index):
+    """Shuffled rows have one, which to_parquet keeps; a csv that pandas read and wrote twice has Unnamed: 0.1 too."""
+    rows = [{"text": "a", index: 60 - i, "p": i % 2, "q": 1} for i in range(60)]
+    assert "0 and 1 for each of p, q" in recognised_shape(Records(rows), rows).description
+
+
 CELLS = {
     "tokens": ("tokens,ner_tags\n\"['Ada', 'came']\",\"['B-PER', 'O']\"\n", "Ada came", '{"tags":["B-PER","O"]}'),
     "choice": ("question,choices,answer\na,\"['b', 'c']\",1\n", "a", '"1"'),
@@ -357,8 +364,9 @@ def test_arrays_and_numbers_of_numpy_in_memory_are_lists_and_numbers(tmp_path):
     rows = [
         {"text": np.str_("a"), "labels": np.array(["x", "y"], object)},
         {"text": "b", "labels": np.array([], object)},
+        {"text": "c", "labels": {"y", "x"}},
     ]
-    assert [row.label for row in of_kind(Records(rows), "labels")] == ['["x","y"]', "[]"]
+    assert [row.label for row in of_kind(Records(rows), "labels")] == ['["x","y"]', "[]", '["x","y"]']
     answers = {"text": np.array(["b"], object), "answer_start": np.array([4])}
     (row,) = of_kind(Records([{"question": "a", "context": "the b", "answers": answers}]), "spans")
     assert json.loads(row.label) == [[4, "b"]]
@@ -422,13 +430,27 @@ def test_candidates_by_their_own_name_are_of_a_choice(tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_prodigy_rejected_or_ignored_is_not_learnt(tmp_path):
     rows = [
-        {"text": f"a{i}", "label": "x", "answer": answer} for i, answer in enumerate(("reject", "accept", "ignore"))
+        {"text": f"a{i}", "label": f"x{i}", "answer": answer} for i, answer in enumerate(("reject", "accept", "ignore"))
     ]
     bad = []
     path = jsonl(tmp_path / "rows.jsonl", rows)
     kept = [*read_rows(path, labels=True, bad=lambda line, *_: bad.append(line))]
     assert ([row.sentence1 for row in kept], bad) == (["a1"], [1, 3])
     assert len([*read_rows(path, labels=False)]) == 3  # what is only answered is no matter of what was right
+
+
+def test_one_label_that_prodigys_annotator_accepts_or_rejects_has_two_classes(tmp_path):
+    """textcat.teach and textcat.manual with one label ask about it: reject says that the text has it not."""
+    answers = ("reject", "accept", "ignore", "accept")
+    rows = [{"text": f"a{i}", "label": "SPAM", "answer": answer} for i, answer in enumerate(answers)]
+    path, bad = jsonl(tmp_path / "rows.jsonl", rows), []
+    with pytest.warns(UserWarning, match="what was rejected is called not SPAM; --kind classification is taken"):
+        assert recognised_shape(path, rows).kind == "classification"
+    kept = [*read_rows(path, labels=True, bad=lambda line, *_: bad.append(line))]
+    assert [(row.sentence1, row.label) for row in kept] == [("a0", "not SPAM"), ("a1", "SPAM"), ("a3", "SPAM")]
+    assert bad == [3]
+    jsonl(path, [*rows, {"text": "a4", "label": "HAM", "answer": "accept"}])  # what is no SPAM may be anything
+    assert {row.label for row in read_rows(path, labels=True, bad=lambda *_: None)} == {"SPAM", "HAM"}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

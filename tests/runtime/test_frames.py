@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgepeft.common.errors import DataError
-from edgepeft.runtime.prediction import answered_frame, is_frame
+from edgepeft.common.errors import DataError, UnknownName
+from edgepeft.runtime.inputs import is_frame
+from edgepeft.runtime.prediction import answered_frame
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks._answers import Prediction
 from edgepeft.tasks.classification import Classification
@@ -112,3 +113,32 @@ def test_a_runtime_answers_a_frame_as_it_answers_its_texts(exported, frame_of):
 
 def test_texts_are_no_frame():
     assert not any(map(is_frame, ["w7", ["w7"], ("w7", "w8"), {"sentence1": "w7"}, iter(["w7"])]))
+
+
+class Series:
+    """pandas' one: values one after another, found by the labels of its index."""
+
+    iloc = None
+
+    def __init__(self, values):
+        self.values = values
+        self.keys, self.to_dict, self.__getitem__ = values.keys, values.copy, values.__getitem__
+
+    def __iter__(self):
+        return iter(self.values.values())
+
+
+def test_a_frame_is_its_rows_and_a_series_its_values_wherever_texts_are_asked(exported, frame_of):
+    """A frame's own iteration gives the names of its columns, and an index of a Series is a label."""
+    texts, tasks = ["w7 w8", "w9"], ["mood", "score"]
+    series, row = Series({1: "w7 w8", 0: "w9"}), Series({"text": "w7 w8", "label": "bad"})
+    with Runtime(exported) as runtime:
+        for given in (frame_of({"text": texts, "label": ["bad", "good"]}), series):
+            assert runtime.predict_all(tasks, given) == runtime.predict_all(tasks, texts)
+            assert runtime.predict_mixed(Series({1: "mood", 0: "score"}), given) == runtime.predict_mixed(tasks, texts)
+        assert runtime.predict("mood", row) == runtime.predict("mood", texts[0])
+
+
+def test_several_tasks_at_once_are_no_name_of_one(exported):
+    with Runtime(exported) as runtime, pytest.raises(UnknownName, match=r"no task .* called \['mood'\]"):
+        runtime.predict(["mood"], "w7")

@@ -252,6 +252,18 @@ def test_an_output_folder_that_exists_is_refused_with_the_flag_that_would_help(r
     assert content(tmp_path / "out") == before
 
 
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_loaded(tmp_path, monkeypatch):
+    def ask(out):
+        train_delta("none", "bitfit", "none.csv", TrainSettings(task="mood"), out)
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"file/out cannot be written: .*file is a file"):
+        ask(tmp_path / "file" / "out")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(EdgepeftError, match=r"out cannot be written: .* is not this user's to write"):
+        ask(tmp_path / "out")
+
+
 def test_even_force_deletes_no_folder_that_holds_something_else(run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")

@@ -84,7 +84,8 @@ def export_bundle(
     checks = CheckTexts(texts, rows, columns)
     plain = checks.of(None) if templates else ()
     methods = [method_of(template) for template in templates]
-    with new_folder(Path(out), force=force) as new:
+    own = [Path(backbone)] if isinstance(backbone, str | os.PathLike) else []
+    with new_folder(Path(out), force=force, read=[*paths, *own]) as new:
         backbone = open_backbone(backbone)
         cards = _checked(paths, (), checks, guarantee)
         with stage("backbone"):

@@ -218,3 +218,13 @@ def test_a_column_of_the_verification_rows_that_is_not_there_is_refused(bundle, 
     if verb == "add":
         done = edgepeft(verb, *start, "--verify-data", data, "--text-column", "review")
         assert done.returncode == 0 and "late" in Manifest.read(bundle).tasks, done.stderr
+
+
+@pytest.mark.parametrize("out", ["mood", "bert", ""])
+def test_a_bundle_takes_the_place_of_nothing_that_it_is_made_of_even_by_force(tmp_path, out):
+    for name in ("mood", "bert"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("kept")
+    with pytest.raises(UsageError, match="would be replaced, and with it"):
+        export_bundle(tmp_path / "bert", [tmp_path / "mood"], tmp_path / out, force=True)
+    assert len([*tmp_path.rglob("file")]) == 2
