@@ -114,7 +114,7 @@ def as_list(texts: object) -> list[Any]:
     if isinstance(texts, (str, Mapping)):
         return [texts]
     if not isinstance(texts, list) and is_frame(texts):
-        from edgepeft.data.frames import Records
+        from edgepeft.data.readers import Records
 
         return [row for _, row in Records(texts).read(None)]
     series: Any = texts

@@ -34,7 +34,6 @@ from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import (
     Inputs,
     Readable,
-    as_list,
     check_rows,
     in_batches,
     pad_together,
@@ -189,7 +188,6 @@ class Mixer:
         decoding: Decoding,
     ) -> list[RowResult]:
         """Answer as ``Runtime.predict_mixed`` does."""
-        tasks, texts = list(tasks), as_list(texts)  # of a Series an index would be a label
         if len(tasks) != len(texts):
             told = f"{counted(len(tasks), 'task')} for {counted(len(texts), 'text')}"
             raise UsageError(f"each text needs a task; found {told}.")

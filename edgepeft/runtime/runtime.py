@@ -349,7 +349,8 @@ class Runtime:
             UsageError: not as many tasks as texts, or an embedding pooled as labels.
             UnknownName, BundleError: as ``session``.
         """
-        return self.mixer.answers(tasks, texts, strict=strict, pooling=pooling, decoding=decoding)
+        given = list(tasks), as_list(texts)  # of a Series an index would be a label
+        return self.mixer.answers(*given, strict=strict, pooling=pooling, decoding=decoding)
 
     def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
         """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
