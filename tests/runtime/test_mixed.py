@@ -81,7 +81,7 @@ def runs(monkeypatch):
             return getattr(self.session, name)
 
     plain = session_pool.SessionPool._open
-    monkeypatch.setattr(session_pool.SessionPool, "_open", lambda self, model: Counted(plain(self, model)))
+    monkeypatch.setattr(session_pool.SessionPool, "_open", lambda self, *of: Counted(plain(self, *of)))
     return found
 
 

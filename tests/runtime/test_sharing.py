@@ -53,7 +53,7 @@ def opened(monkeypatch):
     found = []
     plain = session_pool.SessionPool._open
     monkeypatch.setattr(
-        session_pool.SessionPool, "_open", lambda self, model: found.append(plain(self, model)) or found[-1]
+        session_pool.SessionPool, "_open", lambda self, *of: found.append(plain(self, *of)) or found[-1]
     )
     return found
 

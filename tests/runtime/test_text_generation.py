@@ -97,7 +97,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             self.session.run_with_iobinding(binding)
 
     plain = session_pool.SessionPool._open
-    monkeypatch.setattr(session_pool.SessionPool, "_open", lambda self, model: Counted(plain(self, model)))
+    monkeypatch.setattr(session_pool.SessionPool, "_open", lambda self, *of: Counted(plain(self, *of)))
     return found
 
 
