@@ -22,12 +22,11 @@ from starlette.types import Receive, Scope, Send
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import TASK_NAME
 from edgepeft.runtime.session import MAX_SESSIONS
-from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.guard import DEADLINE_HEADER, Guard
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.openai import ENDPOINTS
 from edgepeft.serve.problems import Json
-from edgepeft.serve.queued import Closing
 from edgepeft.serve.routes import ROUTES, Endpoint, Serving
 from edgepeft.serve.schemas import Problem
 from edgepeft.serve.service import Service

@@ -4,8 +4,6 @@ Threads run batches, one by default.  While they are busy the queue fills.  The 
 nothing from this batch, are the next ones: meanwhile the event loop writes answers and reads what their clients ask
 next, and rows of a kind gather.  When a thread is free, the first row waits at most ``wait_s`` for others, and only
 while a client that was active lately waits for nothing: a single client never waits.
-
-A quick text of a single client runs in the event loop itself: two threads fewer have to wake.
 """
 
 import asyncio
@@ -14,8 +12,9 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
@@ -24,17 +23,90 @@ from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
-from edgepeft.serve.queued import Closing, DeadlinePassed, QueuedRequest, QueueFull, Tell, as_exception, give, settle
 from edgepeft.serve.settings import ServiceLimits
 
 log = logging.getLogger("edgepeft.serve")
 
 T = TypeVar("T")
+Tell = Callable[[str], object]  # has each piece of a text
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
 _MAX_RETRY_S = 60
 _SMOOTHING = 0.2  # of the measured rate: the last ten batches or so count
-_QUICK_S = 0.02  # that nobody notices the event loop to be away
+
+
+class QueueFull(Exception):
+    """There is no room for the request's rows; ``retry_after_s`` is when there should be."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlinePassed(Exception):
+    """The answer did not come in time."""
+
+
+class Closing(Exception):
+    """The service is about to stop and takes nothing new."""
+
+
+@dataclass(eq=False)
+class QueuedRequest:
+    """One request's rows; compared by identity."""
+
+    tasks: Sequence[str | None]
+    texts: Sequence[Readable]
+    client: Hashable
+    arrived: float
+    future: asyncio.Future[Sequence[RowResult]]
+    tell: Tell | None = None  # in the event loop
+    most: int | None = None  # tokens of a text
+    schema: Mapping[str, Any] | None = None  # to which a text keeps
+    told: bool = False  # a piece, so that it can no longer begin anew
+    given: bool = False
+
+    @property
+    def left(self) -> bool:
+        """Whether somebody still waits for it and nothing was given."""
+        return not self.given and not self.future.done()
+
+    def say(self, piece: str) -> None:
+        """Tell a piece, where that is wanted; from any thread."""
+        if self.tell is not None and not self.future.done():
+            self.told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+                self.future.get_loop().call_soon_threadsafe(self.tell, piece)
+
+    def give(self, result: Sequence[RowResult] | Exception) -> None:
+        """The answers of all rows, or why there are none; from any thread."""
+        give([(self, result)])
+
+
+def give(results: Sequence[tuple[QueuedRequest, Sequence[RowResult] | Exception]]) -> None:
+    """Give several requests their answers at once."""
+    for job, _ in results:
+        job.given = True
+    if results:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+            loop = results[0][0].future.get_loop()
+            loop.call_soon_threadsafe(settle, [(job.future, result) for job, result in results])
+
+
+def as_exception(error: BaseException) -> Exception:
+    """A panic of the tokenizers library is no Exception, and must not end the thread either."""
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+def settle(results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set futures, from the thread of their loop."""
+    for future, result in results:
+        if future.done():  # its deadline passed
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 class Batcher:
@@ -64,7 +136,6 @@ class Batcher:
         self._calls: deque[Callable[[], None]] = deque()  # what runs between batches
         self._clients: dict[Hashable, float] = {}  # when each sent its last request
         self._rate = 0.0  # rows per second, of a thread that is busy
-        self._alone: dict[str | None, tuple[float, int]] = {}  # seconds and length of a task's last text alone
         self._under_way: list[Sequence[QueuedRequest]] = []  # batches that run; calls are one without requests
         self._gathering = 0  # threads that wait for others beside those that are queued
         self._closing = False
@@ -119,15 +190,9 @@ class Batcher:
                 seconds = self._rows / (self._rate * len(self._threads)) if self._rate else 1.0
                 raise QueueFull(min(_MAX_RETRY_S, max(1, math.ceil(seconds))))
             self._clients[client] = job.arrived
-            if here := self._is_quick(job):
-                self._under_way.append([job])
-            else:
-                self._jobs.append(job)
-                if not (self._gathering and self._others_expected()):  # a thread would only go back to sleep
-                    self._ready.notify()
-        if here:
-            self._run([job])
-            return job.future.result()
+            self._jobs.append(job)
+            if not (self._gathering and self._others_expected()):  # a thread would only go back to sleep
+                self._ready.notify()
         passing = loop.call_later(limit, settle, [(job.future, DeadlinePassed())])
         try:
             return await job.future
@@ -170,25 +235,12 @@ class Batcher:
                     call()
                 self._ended(())
             else:
-                self._run(batch)
-
-    def _run(self, batch: list[QueuedRequest]) -> None:
-        """Answer a batch, and note how long it took."""
-        begin = monotonic()
-        if left := self._written(batch) if self._written_alone(batch[0]) else batch:
-            self._answer(left)
-        rows, seconds = sum(len(job.texts) for job in batch), monotonic() - begin
-        self._ended(batch, rows / max(seconds, 1e-6))
-        self._observe(rows, seconds)
-
-    def _is_quick(self, job: QueuedRequest) -> bool:
-        """Whether it is a single client's one text, which takes no longer than the event loop may be away."""
-        if self._jobs or self._under_way or self._calls or len(job.texts) > 1:
-            return False
-        if any(job.arrived - at < _ACTIVE_S for client, at in self._clients.items() if client != job.client):
-            return False
-        seconds, length = self._alone.get(job.tasks[0], (math.inf, 1))
-        return seconds * max(1, job.length / length) < _QUICK_S and not (job.tell or self._writes(job.tasks[0]))
+                begin = monotonic()
+                if left := self._written(batch) if self._written_alone(batch[0]) else batch:
+                    self._answer(left)
+                rows, seconds = sum(len(job.texts) for job in batch), monotonic() - begin
+                self._ended(batch, rows / max(seconds, 1e-6))
+                self._observe(rows, seconds)
 
     def _next(self) -> list[QueuedRequest] | tuple[Callable[[], None], ...] | None:
         """The next batch, or what is to run between two; None when there is nothing more to do."""
@@ -215,8 +267,6 @@ class Batcher:
         with self._ready:
             if rate:
                 self._rate = rate if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * rate
-            else:  # what ran between batches may have changed any task
-                self._alone.clear()
             self._under_way.remove(batch)
             if self._calls or self._closing or not batch:
                 self._ready.notify_all()
@@ -295,9 +345,8 @@ class Batcher:
     def _answer(self, batch: list[QueuedRequest]) -> None:
         """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
         tasks, texts = [t for job in batch for t in job.tasks], [t for job in batch for t in job.texts]
-        begin = monotonic()
         try:
-            answers = self._run_rows(tasks, texts)
+            rows = iter(self._run_rows(tasks, texts))
         except BaseException as error:
             if len(batch) > 1:
                 for job in batch:
@@ -305,9 +354,6 @@ class Batcher:
             else:
                 give([(batch[0], self._by_task(batch[0]) or as_exception(error))])
             return
-        if len(answers) == 1 and not isinstance(answers[0], EdgepeftError):
-            self._alone[tasks[0]] = monotonic() - begin, batch[0].length
-        rows = iter(answers)
         give([(job, list(islice(rows, len(job.texts)))) for job in batch])
 
     def _by_task(self, job: QueuedRequest) -> list[RowResult]:

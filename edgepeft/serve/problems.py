@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName, Unwritable
 from edgepeft.common.messages import listed_mistakes, mistakes_text
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.serve.queued import Closing, DeadlinePassed, QueueFull
+from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.trial import Untried
 
 log = logging.getLogger("edgepeft.serve")

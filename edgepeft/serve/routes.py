@@ -20,11 +20,10 @@ from edgepeft.data.pattern import pattern
 from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.serve import schemas
-from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.batcher import Batcher, Tell
 from edgepeft.serve.guard import AUTHORIZED, BODY, check_taught, check_texts, deadline_of, parsed_body, while_there
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import KEYS, Json, Refused, fault, refusal_of
-from edgepeft.serve.queued import Tell
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs

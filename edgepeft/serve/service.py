@@ -17,7 +17,7 @@ from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.text_generation import Draft, TextBatch
-from edgepeft.serve.queued import QueuedRequest
+from edgepeft.serve.batcher import QueuedRequest
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials
 

@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 
 from edgepeft.common.errors import BundleError
-from edgepeft.serve.batcher import Batcher
-from edgepeft.serve.queued import Closing, DeadlinePassed, QueueFull
+from edgepeft.serve.batcher import Batcher, Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.settings import ServiceLimits
 
 
@@ -20,16 +19,13 @@ class Slow:
     """Answers (task, text) for each row; notes its batches; waits at a gate."""
 
     def __init__(self, gated=False):
-        self.batches, self.threads, self.gate = [], [], threading.Event()
+        self.batches, self.gate = [], threading.Event()
         if not gated:
             self.gate.set()
 
     def __call__(self, tasks, texts):
         self.batches.append(list(texts))
-        self.threads.append(threading.current_thread())
         self.gate.wait(10)
-        if "slow" in texts:
-            time.sleep(0.05)
         if "bad" in texts:
             raise ValueError("a row that nobody can answer")
         if "panic" in texts:
@@ -118,59 +114,6 @@ def test_a_single_client_never_waits_for_others():
         return time.monotonic() - begin
 
     assert run(scenario, slow, wait_s=10.0) < 5
-
-
-def in_the_loop(scenario, **how):
-    """Of each batch, whether the event loop's own thread answered it."""
-    slow = Slow()
-    run(scenario, slow, **how)
-    return [thread is threading.main_thread() for thread in slow.threads]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_quick_text_of_a_single_client_is_answered_in_the_event_loop_once_a_thread_has_timed_it(workers):
-    async def scenario(batcher):
-        for task in ("t", "t", "t", "other", "other"):
-            assert await batcher.submit([task], ["x"], client="only") == [(task, "x")]
-
-    assert in_the_loop(scenario, workers=workers) == [False, True, True, False, True]
-
-
-def test_what_may_keep_the_event_loop_is_left_to_a_thread():
-    async def scenario(batcher):
-        for texts in (["x"], ["x", "y"], ["x" * 100_000], ["slow"], ["x"], ["x"]):
-            await batcher.submit(["t"] * len(texts), texts, client="only")
-        await batcher.between(lambda: None)  # the bundle was read again: another task may have that name
-        await batcher.submit(["t"], ["x"], client="only")
-
-    # The slow one is found to be slow in the loop itself; the next one is timed by a thread.
-    assert in_the_loop(scenario) == [False, False, False, True, False, True, False]
-
-
-def test_beside_another_client_or_a_batch_no_text_is_answered_in_the_event_loop():
-    async def scenario(batcher):
-        await batcher.submit(["t"], ["x"], client="one")
-        await batcher.submit(["t"], ["x"], client="two")
-        await batcher.submit(["t"], ["x"], client="one")
-        batcher.forget("two")
-        await batcher.submit(["t"], ["x"], client="one")
-        await asyncio.gather(*(batcher.submit(["t"] * n, ["x"] * n, client="one") for n in (2, 1)))
-
-    assert in_the_loop(scenario)[:5] == [False, False, False, True, False]
-
-
-def test_a_request_that_fails_in_the_event_loop_fails_alone_and_says_why():
-    slow = Slow()
-
-    async def scenario(batcher):
-        await batcher.submit(["t"], ["x"], client="only")
-        for text, kind in (("bad", ValueError), ("panic", RuntimeError)):
-            with pytest.raises(kind):
-                await batcher.submit(["t"], [text], client="only")
-        return await batcher.submit(["t"], ["x"], client="only")
-
-    assert run(scenario, slow) == [("t", "x")]
-    assert [thread is threading.main_thread() for thread in slow.threads] == [False, True, True, True]
 
 
 def test_a_row_waits_for_a_client_that_was_active_and_no_longer_than_the_limit():

@@ -22,9 +22,8 @@ from starlette.responses import StreamingResponse
 from edgepeft.common.errors import BundleError, DoesNotFit
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.batcher import Batcher, DeadlinePassed, QueuedRequest
 from edgepeft.serve.problems import refusal_of
-from edgepeft.serve.queued import DeadlinePassed, QueuedRequest
 from edgepeft.serve.routes import streamed
 from edgepeft.serve.service import Written
 from edgepeft.serve.settings import ServiceLimits
