@@ -84,11 +84,12 @@ class _Rewriter(Writer):
             elif COLUMN in trace_back(node.input[1], writer, ["Identity"]) and self._length:
                 self.op("Slice", node.input[0], self._first, self._length, self._first, output=result)
         elif node.op_type == "Add" and Role.ATTENTION_BIAS.value in node.input:
-            scores = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
+            other = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
             bias = match_chain(Role.ATTENTION_BIAS.value, writer, "Unsqueeze", "Where")
-            none = constant(self._graph, bias[1].input[1]) if bias and match_chain(scores, writer, "MatMul") else None
+            known = (match_chain(other, writer, operator) for operator in ("MatMul", "Gather"))  # scores, or distances'
+            none = constant(self._graph, bias[1].input[1]) if bias and any(known) else None
             if none is not None and not none.any():  # the packing's own: 0 for each token
-                self._instead[result] = scores
+                self._instead[result] = other
         elif result == Role.POOLED_MEAN.value:
             if mean := match_chain(result, writer, "Div", "MatMul"):
                 self.op("ReduceMean", mean[1].input[1], self.ints(0), output=result)

@@ -47,7 +47,7 @@ from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 11
+_FORMAT = 12
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"

@@ -26,7 +26,7 @@ from edgepeft.common.messages import reason
 from edgepeft.device.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
 from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.names import LOGITS
-from edgepeft.graph.protos import copied
+from edgepeft.graph.protos import copied, values_read
 from edgepeft.graph.quantise import lower_integers
 from edgepeft.runtime.inputs import unpack_tokens
 
@@ -100,7 +100,7 @@ def open_session(
     # structure then added 55 MB after 32 x 128 tokens, without patterns 8 MB, at the same speed.  Of a row alone the
     # block is small, and to take each value from the arena is 4 % of a short text's time (MiniLM, 8 bits); what is
     # kept of each length takes 24 KB.
-    options.enable_mem_pattern = one_row
+    options.enable_mem_pattern = one_row and _tells_lengths_apart(model)
     # Planning which value takes which one's place compares each with all that are free, by the text of their types:
     # a third of the time to open a session (0.07 of 0.22 s), for nothing that the arena does not do in the run.
     options.enable_mem_reuse = False
@@ -124,6 +124,17 @@ def open_session(
             providers=["CPUExecutionProvider"],
             disabled_optimizers=[*_SLOWER, *without],
         )
+
+
+def _tells_lengths_apart(model: onnx.ModelProto) -> bool:
+    """Drop the inputs that no node reads, in place; returns whether patterns of memory are then kept by length.
+
+    ONNX Runtime keeps them by the exclusive or of all inputs' dimensions: of an even number of rows [1, T] it is 0.
+    """
+    read = values_read(model.graph)
+    for value in [value for value in model.graph.input if not read[value.name]]:
+        model.graph.input.remove(value)
+    return len({"input_ids", "attention_mask", "token_type_ids"} & {value.name for value in model.graph.input}) % 2 == 1
 
 
 def _with_own_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
