@@ -13,6 +13,7 @@ from typing import Any
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.pooling import EMBEDDINGS, Pooling
 from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import json_at
 
@@ -58,6 +59,13 @@ def pooling_of(folder: Path, usual: Pooling, encoder: Callable[[], TextEncoder])
             stacklevel=2,
         )
     return chosen
+
+
+def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
+    """Note, as sentence-transformers does, how a text's vector is made of its tokens'."""
+    (folder / POOLING_FILE).parent.mkdir()
+    modes = {f"pooling_mode_{each.switch}": each is pooling for each in EMBEDDINGS}
+    write_json(folder / POOLING_FILE, {"word_embedding_dimension": hidden_size, **modes})
 
 
 def _modules(folder: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.pooling import EMBEDDINGS
+from edgepeft.backbones.sentence_files import write_pooling
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry, Verification
 from edgepeft.common.atomic import new_folder, write_json
@@ -77,11 +77,8 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     entry = bundle.entry(task)
     form = _FORMS.get(entry.task_kind.model, _Form())
     model = form.graph(bundle, task)
-    if entry.task_kind.gives_vectors:  # sentence-transformers' note on how a text's is made of its tokens'
-        (folder / "1_Pooling").mkdir()
-        pooling = {f"pooling_mode_{each.switch}": each is entry.pooling for each in EMBEDDINGS}
-        size = {"word_embedding_dimension": bundle.architecture.hidden_size}
-        write_json(folder / "1_Pooling" / "config.json", {**size, **pooling})
+    if entry.task_kind.gives_vectors:
+        write_pooling(folder, entry.pooling, bundle.architecture.hidden_size)
     session = _opened(_stored(bundle, model, folder))
     names = [output.name for output in session.get_outputs()]
 

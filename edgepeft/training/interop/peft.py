@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.pooling import reads_of
-from edgepeft.backbones.sentence_files import pooling_of
+from edgepeft.backbones.pooling import READS, reads_of
+from edgepeft.backbones.sentence_files import pooling_of, write_pooling
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
@@ -116,6 +116,8 @@ class Peft(Importer):
             stored = {name: tensor.detach().contiguous() for name, tensor in named.items()}
             save_file(stored, new / configs.TENSORS_FILE, metadata={"format": "pt"})
             write_json(new / configs.CONFIG_FILE, settings)
+            if card.task_kind.gives_vectors:
+                write_pooling(new, READS[card.head_reads], architecture.hidden_size)
         problem = f" and problem_type={card.task_kind.problem_type}" if card.task_kind.problem_type else ""
         over = f"AutoModel{card.task_kind.model} of {backbone.source} with num_labels={card.n_outputs}{problem}"
         if delta.trie is not None:

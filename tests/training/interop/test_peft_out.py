@@ -239,7 +239,10 @@ def test_how_sentence_transformers_pools_behind_an_adapter_is_kept_beside_it(tin
     assert importer_of(tmp_path).read(tmp_path, backbone, request).card.head_reads == "first_token"
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    assert importer_of(tmp_path).read(tmp_path, backbone, request).card.head_reads == "mean"
+    delta = importer_of(tmp_path).read(tmp_path, backbone, request)
+    assert delta.card.head_reads == "mean"
+    importer_of(tmp_path).write(delta, backbone, tmp_path / "again")
+    assert importer_of(tmp_path).read(tmp_path / "again", backbone, request).card.head_reads == "mean"
 
 
 class TwoStory(Head):
