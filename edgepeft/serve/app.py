@@ -57,9 +57,7 @@ def create_app(settings: Settings) -> Starlette:
     document = _openapi_document(token=settings.token is not None)
 
     of_paths = {e.path: _Methods(e.path) for e in _ROUTES}  # one endpoint each, so that 405 answers list its methods
-    routes: list[Route | Mount] = [
-        Route(path + end, its, methods=list(its.calls)) for path, its in of_paths.items() for end in ("", "/")
-    ]
+    routes: list[Route | Mount] = [Route(path, its, methods=list(its.calls)) for path, its in of_paths.items()]
     routes += [Route(path, lambda _, name=name: FileResponse(folder / name)) for path, name in _PAGES.items()]
     routes.append(Route("/openapi.json", lambda _: Json(document)))
     routes.append(Mount("/static", StaticFiles(directory=folder)))

@@ -51,6 +51,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         begin, status = monotonic(), 0
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a slash behind a path changes nothing
 
         async def sending(message: Message) -> None:
             nonlocal status

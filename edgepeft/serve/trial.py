@@ -200,7 +200,12 @@ class _Process:
         self._backbone: str | None = None
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(  # in a group of its own, which ends as one
-            [*command, str(turn), str(os.getpid())], stdin=pipe, stdout=pipe, text=True, process_group=0
+            [*command, str(turn), str(os.getpid())],
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            errors="replace",
+            process_group=0,
         )
         self._reader = ThreadPoolExecutor(1)  # a line that a damaged task begins may never end
 

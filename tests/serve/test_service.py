@@ -272,6 +272,8 @@ def test_another_method_is_refused_with_those_that_there_are(served, method, pat
 def test_a_slash_behind_a_path_changes_nothing(served):
     assert served.get("/v1/tasks/")[::2] == served.get("/v1/tasks")[::2]
     assert served.post("/v1/tasks/mood:predict/", {"text": "w5"})[0] == 200
+    assert served.get("/healthz/")[::2] == served.get("/healthz")[::2]
+    assert 'route="/v1/tasks/"' not in str(served.get("/metrics")[2])
 
 
 def test_a_request_that_the_schema_allows_is_one_that_is_answered(served):
