@@ -140,13 +140,15 @@ class Checkpoint:
             if not missing:
                 return candidate
             fewest = min(fewest, missing, key=len)
-        shown = ", ".join(fewest[:3])
+        from edgepeft.backbones.base import families
+
         said = (
             f"{self.path} lacks {len(fewest)} of the tensors that its config.json, of model_type {model_type!r}, asks "
+            f"for ({', '.join(fewest[:3])}, ...); "
         )
-        said += f"for ({shown}, ...); "
-        if (within := next((name for name in self.tensors if name.endswith(f".{fewest[0]}")), None)) is not None:
-            wrapper = within.removesuffix(fewest[0])
+        within = next((name for name in self.tensors if name.endswith(f".{fewest[0]}")), "")
+        wrapper = within.removesuffix(fewest[0])
+        if within and wrapper.removesuffix(".") not in families():  # roberta. is another model's, of another config
             raise BundleError(
                 f"{said}it has {within}, as a model within another is saved (DataParallel, torch.compile). Take "
                 f"{wrapper!r} off its tensors' names, or save the inner model by its save_pretrained."

@@ -122,7 +122,7 @@ def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:
 def _found_instead(folder: Path) -> str:
     """What a folder without a config is, as far as it is seen, and what to give."""
     if (folder / "adapter_config.json").is_file():
-        return " This one is an adapter: edgepeft import FOLDER --backbone ITS_BASE_MODEL makes a delta of it."
+        return " This one is an adapter: edgepeft import FOLDER --backbone ITS_BASE_MODEL --out DELTA."
     if not (inner := [path.parent for path in folder.glob("*/config.json") if any(path.parent.glob("*model.*"))]):
         return ""
     if (folder / MODULES_FILE).is_file():  # of sentence-transformers before version 2.2

@@ -6,6 +6,7 @@ import importlib
 import io
 import keyword
 import os
+import re
 import signal
 import sys
 import threading
@@ -130,9 +131,13 @@ def main(command: typer.Typer = app) -> None:
         Path.cwd()
     except FileNotFoundError:
         _fail("this folder was removed or replaced while you were in it: cd into one that is there, then repeat.", 1)
+    except OSError:  # a folder above may not be read, which a verb need not
+        pass
+    # Behind --out= no shell has seen a ~.
+    arguments = [re.sub("^(--[a-z-]+=)~(?=/|$)", lambda at: at[1] + str(Path.home()), each) for each in sys.argv[1:]]
     try:
-        with heartbeat(" ".join(["edgepeft", *sys.argv[1:2]])):
-            code = command(standalone_mode=False)
+        with heartbeat(" ".join(["edgepeft", *arguments[:1]])):
+            code = command(arguments, standalone_mode=False)
     except EdgepeftError as error:
         _fail(str(error), error.exit_code)
     except _Refused as error:

@@ -112,7 +112,10 @@ def _measure_against(
         raise typer.Exit(INTERRUPTED)
     rows = zip(result.results, outcome.measured, strict=True)
     pairless = [one.unit.label for row, one in rows if row.against is None and one.unit.job and not one.series.failure]
-    late = f"for want of time these were not compared with {other}: {'; '.join(pairless)}." if pairless else ""
+    late = "; ".join(pairless)
+    if late:
+        less = "Raise --max-seconds, or ask for less: --engine, --workload, --task."
+        late = f"For want of time these were not compared with {other}: {late}. {less}"
     if slower:
         said = f"slower than {other} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
         raise ThroughputRegression(f"{said} {late}".strip())
@@ -120,7 +123,7 @@ def _measure_against(
         why = next((warning for row in result.results for warning in row.warnings), "no round has both")
         raise UsageError(f"nothing was compared with {other}: {why}.")
     if late and not outcome.failures:
-        raise EdgepeftError(f"{late} Raise --max-seconds, or ask for less: --engine, --workload, --task.")
+        raise EdgepeftError(late)
     return outcome.failures
 
 

@@ -87,9 +87,11 @@ def command(
 
 
 def _train(data: Path, backbone: str | None, columns: Sequence[str | None], kind: str | None) -> str:
+    from edgepeft.data.readers import source_and_split
+
     options = ("--text-column", "--pair-column", "--label-column", "--label-separator", "--kind")
     given = [part for option, value in zip(options, (*columns, kind), strict=True) if value for part in (option, value)]
-    file = Path(str(data).partition("#")[0]).name.partition(".")[0]
+    file = Path(source_and_split(data)[0]).name.partition(".")[0]
     name = re.sub("[^A-Za-z0-9_]+", "-", file).strip("-")[:100] or "task"
     return f"edgepeft train --backbone {shlex.quote(backbone or 'BACKBONE')} --data " + shlex.join(
         [str(data), *given, "--task", name, "--out", name]

@@ -128,9 +128,11 @@ def counted(n: int, words: str) -> str:
     return f"{n:,} " + (words if n == 1 else " ".join([f"{noun}s", *(_PLURALS[each] for each in verb)]))
 
 
-def first_of(told: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """Join the first ones and count the others: ``a, b, c and 2 more``."""
-    return between.join(told[:most]) + (f" and {len(told) - most:,} more" if len(told) > most else "")
+def first_of(told: Sequence[str], most: int = 3, between: str = ", ", n: int = 0) -> str:
+    """Join the first ones and count the others: ``a, b, c and 2 more``; of ``n`` in all, ``told`` are the first."""
+    shown = told if n else told[:most]
+    more = (n or len(told)) - len(shown)
+    return between.join(shown) + (f" and {more:,} more" if more else "")
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

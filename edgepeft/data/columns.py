@@ -33,8 +33,8 @@ TEXTS = (
 SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
 # Of the readers, which who answers a text need not import.
 STDIN = "-"  # in place of a file's name
-# Numbers of rows and the index of pandas, as its csv, parquet and datasets keep it.
-COUNTER = re.compile(r"(.*_)?id|idx|index|__index_level_\d+__|unnamed: [\d.]+|")
+# Numbers of rows, in lower case, and the index of pandas, as its csv, parquet and datasets keep it.
+COUNTER = re.compile(r"(.*_)?id|idx|index|__index_level_\d+__|unnamed: [\d.]+|", re.DOTALL)
 HEAD = 100  # rows by which shapes and splits are told
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"

@@ -46,7 +46,7 @@ _NO_LABEL = (None, "", -1, "-1")  # as GLUE's and Kaggle's test parts have
 
 def is_dataset(path: Path) -> bool:
     """True for a saved dataset's folder, or what is no file but may be a name of the Hub."""
-    folder = Path(_parted(path)[0])
+    folder = Path(source_and_split(path)[0])
     if folder.exists():
         return any((folder / name).is_file() for name in SAVED) or bool(_files_of_splits(folder))
     return re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?", str(folder)) is not None
@@ -54,7 +54,7 @@ def is_dataset(path: Path) -> bool:
 
 def read_dataset(path: Path) -> Iterator[Record]:
     """Yield (number, row) of a split, with the names of classes."""
-    source, split = _parted(path)
+    source, split = source_and_split(path)
     splits = _opened(source)
     if not split and len(splits) == 1:
         split = next(iter(splits))
@@ -70,7 +70,7 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
 
     if not isinstance(path, Path) or format_of(path) or not is_dataset(path):
         return {}
-    source, split = _parted(path)
+    source, split = source_and_split(path)
     splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
 
     def by_names(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +95,8 @@ def splits_of(path: Source, label: str, *, tell: Collection[str] = ()) -> dict[s
     return {_PARTS[name]: Path(f"{source}#{name}") for name, good in found.items() if good}
 
 
-def _parted(path: Path) -> tuple[str, str]:
+def source_and_split(path: Path) -> tuple[str, str]:
+    """Divide ``SOURCE#SPLIT``; without one the split is empty."""
     source, mark, split = str(path).rpartition("#")
     return (source, split) if mark and not path.exists() else (str(path), "")  # a folder may be called C#
 
@@ -148,7 +149,7 @@ class Records:
         elif hasattr(rows, "iterrows"):  # pandas
             distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
             records = rows.to_dict("records")
-            self._rows = [{name: None if _missing(value) else value for name, value in r.items()} for r in records]
+            self._rows = [{name: None if is_missing(value) else value for name, value in r.items()} for r in records]
         else:
             self._rows = list(rows)
 
@@ -165,7 +166,7 @@ class Records:
                 yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {quote(row)}.")
 
 
-def _missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """True for what pandas has where nothing is: NaN, and NA of its nullable types or NaT, which equal not even NaN."""
     return type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
 

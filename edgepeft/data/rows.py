@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -347,7 +348,8 @@ class BadRows:
 
     def __init__(self, path: Source) -> None:
         self._path, self._first = path, list[DataError]()
-        self._lines: dict[str, list[str]] = {}
+        self._lines: dict[str, list[str]] = {}  # of each mistake the first ones
+        self._times: Counter[str] = Counter()
         self.n = 0
 
     def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
@@ -356,13 +358,16 @@ class BadRows:
         self._first = self._first or [error]
         what = str(error).removeprefix(f"{self._path}:{line}: ")
         if what in self._lines or len(self._lines) < _NAMED:
-            self._lines.setdefault(what, []).append(str(line))
+            self._times[what] += 1
+            if len(lines := self._lines.setdefault(what, [])) < _NAMED:
+                lines.append(str(line))
 
     def raise_or_warn(self, *, skip: bool, some: bool) -> None:
         """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
         if not self.n:
             return
-        told = " ".join(f"line{'s' * (len(n) > 1)} {first_of(n, _NAMED)}: {what}" for what, n in self._lines.items())
+        each = ((what, first_of(lines, n=self._times[what])) for what, lines in self._lines.items())
+        told = " ".join(f"line{'s' * (self._times[what] > 1)} {lines}: {what}" for what, lines in each)
         kinds = {what.partition("; found ")[0] for what in self._lines}
         if skip and some:
             warnings.warn(f"{self._path}: {counted(self.n, 'row is')} left out. {told}", stacklevel=2)

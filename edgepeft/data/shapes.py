@@ -335,7 +335,9 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
 def _accepted(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """One label that Prodigy's annotator accepted or rejected of each text."""
     labels, answers = ({row.get(name) for row in head} for name in ("label", "answer"))
-    if len(labels) > 1 or "reject" not in answers or not isinstance(label := labels.pop(), str):
+    if "text" not in names or len(labels) > 1 or not answers <= {"accept", "reject", "ignore"}:
+        return None
+    if not isinstance(label := labels.pop(), str):
         return None
 
     def read(row: Cells) -> Cells:
@@ -353,7 +355,7 @@ def _picked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     one = all(len(row[accept]) == 1 for row in head if accept in row and row.get("answer", "accept") == "accept")
 
     def read(row: Cells) -> Cells:
-        return {**row, "sentence1": row[text], "label": one_of(row[accept]) if one else row[accept]}
+        return {**row, "sentence1": row[text], "label": one_of(row.get(accept)) if one else row.get(accept)}
 
     return Shape("classification" if one else "labels", f"{text} and what is in {accept}", read)
 

@@ -24,7 +24,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, DataError
-from edgepeft.data.columns import FIRST, SECOND, SENTENCES, TEXTS, text_columns
+from edgepeft.data.columns import FIRST, SECOND, SENTENCES, text_columns
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
 from edgepeft.tasks.base import TaskType
@@ -118,8 +118,12 @@ def as_list(texts: object) -> list[Any]:
 
         return [row for _, row in Records(texts).read(None)]
     series: Any = texts
-    if hasattr(series, "iloc") and {FIRST, *TEXTS} & {str(name).lower() for name in series.keys()}:  # noqa: SIM118
-        return [series.to_dict()]
+    if hasattr(series, "iloc") and len({*(names := [*series.keys()])}) == len(names):  # else no row: a column's index
+        row = series.to_dict()
+        if FIRST in row or text_columns(row):
+            from edgepeft.data.readers import is_missing
+
+            return [{name: None if is_missing(cell) else cell for name, cell in row.items()}]
     return list(texts) if isinstance(texts, Iterable) else [texts]
 
 

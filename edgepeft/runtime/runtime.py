@@ -244,8 +244,9 @@ class Runtime:
             except EdgepeftError as error:  # above all, its file was replaced since
                 if task not in self._sessions:
                     raise
-                session, said = self._sessions[task], "a text alone is answered by the session of batches"
-                warnings.warn(f"{said}, for its own cannot be opened: {error}", RuntimeWarning, stacklevel=2)
+                session = self._sessions[task]
+                said = f"a text alone is answered by the session of batches, for its own cannot be opened: {error}"
+                warnings.warn(f"{said} Open the bundle again.", RuntimeWarning, stacklevel=2)
             self._one_row[task] = session
             return session
 

@@ -78,10 +78,15 @@ class Classification(TaskType):
         return labels
 
     def as_known(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Take 1.0 for 1, and 1 for 1.0: pandas writes whole numbers so in a column with gaps."""
-        known = {_WHOLE.sub("", label): label for label in self.labels or ()} | {n: n for n in self.labels or ()}
-        plain = ((row, row.label or "") for row in rows)
-        return [row._replace(label=known.get(n, known.get(_WHOLE.sub("", n), row.label))) for row, n in plain]
+        """Take 1.0 for 1, as pandas writes whole numbers beside a gap, TRUE for true, and the other way round."""
+
+        def plain(label: str | None) -> str:
+            lower = (label or "").lower()
+            return _WHOLE.sub("", lower) if lower in ("true", "false") or _NUMBER.fullmatch(lower) else label or ""
+
+        labels = self.labels or ()
+        known = {plain(label): label for label in labels}
+        return [r if r.label in labels else r._replace(label=known.get(plain(r.label), r.label)) for r in rows]
 
     def unknown_label(self, row: Row) -> str | None:
         return None if self.labels is None or row.label in self.labels else row.label

@@ -210,5 +210,5 @@ def amount_of(text: str, option: str = "--memory") -> int:
     if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
         raise UsageError(f"{option} {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
     if not match[2] and float(match[1]) < _FEWEST:
-        raise UsageError(f"{option} {text} has no unit and would be so many bytes; give one, such as 800MB or 1.5GiB.")
+        raise UsageError(f"{option} {text} has no unit and would be {text} bytes; give one, such as 800MB or 1.5GiB.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -229,7 +229,7 @@ def test_a_gate_without_time_for_some_rows_names_them_and_does_not_pass(fake_sta
     asked = ("--workload", "finetune", "--launches", "1", "--max-seconds", "100")
     assert gate(late, base, monkeypatch, *asked) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "for want of time these were not compared with main: finetune pytorch full. Raise --max-seconds" in said
+    assert "For want of time these were not compared with main: finetune pytorch full. Raise --max-seconds" in said
 
 
 def test_the_other_versions_workers_get_its_package_and_its_own_bundle(fake_start, base):

@@ -189,3 +189,4 @@ def test_noun_and_verb_agree_with_their_number():
 def test_of_many_the_first_are_told_and_the_others_counted():
     assert [first_of(list("abcde")[:n]) for n in (0, 3, 5)] == ["", "a, b, c", "a, b, c and 2 more"]
     assert first_of(["a"] * 1_002, 2, "; ") == "a; a and 1,000 more"
+    assert [first_of(["a", "b"], n=n) for n in (2, 5)] == ["a, b", "a, b and 3 more"]  # of so many in all

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
-from edgepeft.data.columns import Columns, parse_cell
+from edgepeft.data.columns import HEAD, Columns, parse_cell
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Records, head_of, source_of
@@ -451,6 +451,16 @@ def test_one_label_that_prodigys_annotator_accepts_or_rejects_has_two_classes(tm
     assert bad == [3]
     jsonl(path, [*rows, {"text": "a4", "label": "HAM", "answer": "accept"}])  # what is no SPAM may be anything
     assert {row.label for row in read_rows(path, labels=True, bad=lambda *_: None)} == {"SPAM", "HAM"}
+    later = [{"text": f"b{i}", "label": "SPAM", "answer": "accept"} for i in range(HEAD)] + rows[:1]
+    assert [*read_rows(jsonl(path, later), labels=True)][-1].label == "not SPAM"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_choice_that_prodigys_annotator_left_open_is_refused_as_such(tmp_path):
+    picked = {"text": "a", "options": [{"id": "p"}, {"id": "q"}], "accept": ["q"], "answer": "accept"}
+    path = jsonl(tmp_path / "rows.jsonl", [picked, {"text": "b", "options": [], "answer": "ignore"}])
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: Prodigy's answer is ignore"):
+        [*read_rows(path, labels=True)]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

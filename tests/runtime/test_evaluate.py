@@ -13,8 +13,16 @@ from edgepeft.runtime.evaluate import _Asked, _of_logits
 from edgepeft.tasks.classification import Classification
 
 
-@pytest.mark.parametrize(("known", "written"), [(("0", "1"), ("0.0", "1.0")), (("0.0", "1.0"), ("0", "1"))])
-def test_a_whole_number_is_the_label_with_or_without_a_point(known, written):
+@pytest.mark.parametrize(
+    ("known", "written"),
+    [
+        (("0", "1"), ("0.0", "1.0")),  # as pandas writes a column with gaps
+        (("0.0", "1.0"), ("0", "1")),
+        (("False", "True"), ("false", "true")),  # csv of pandas and JSON
+        (("false", "true"), ("FALSE", "TRUE")),  # JSON and csv of Excel
+    ],
+)
+def test_a_whole_number_or_truth_is_the_label_however_it_is_written(known, written):
     kind = Classification(known)
     answers = kind.predictions("t", np.array([[2.0, 0.0], [0.0, 2.0], [0.0, 3.0]], np.float32), ["", "", ""])
     bundle = SimpleNamespace(entry=lambda task: SimpleNamespace(task_kind=kind))

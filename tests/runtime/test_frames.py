@@ -120,23 +120,32 @@ class Series:
 
     iloc = None
 
-    def __init__(self, values):
-        self.values = values
-        self.keys, self.to_dict, self.__getitem__ = values.keys, values.copy, values.__getitem__
+    def __init__(self, index, values):
+        self.index, self.values = index, values
+
+    def keys(self):
+        return self.index
+
+    def to_dict(self):
+        return dict(zip(self.index, self.values, strict=True))
 
     def __iter__(self):
-        return iter(self.values.values())
+        return iter(self.values)
 
 
 def test_a_frame_is_its_rows_and_a_series_its_values_wherever_texts_are_asked(exported, frame_of):
     """A frame's own iteration gives the names of its columns, and an index of a Series is a label."""
     texts, tasks = ["w7 w8", "w9"], ["mood", "score"]
-    series, row = Series({1: "w7 w8", 0: "w9"}), Series({"text": "w7 w8", "label": "bad"})
+    names, row = Series([1, 0], ["mood", "score"]), Series(["text", "label"], ["w7 w8", "bad"])
+    melted = Series(["text", "text"], texts)  # of one column each, as pandas' melt has it
+    pair = Series(["premise", "hypothesis", "label"], ["w7", "w9 w9", float("nan")])
+    half = Series(["sentence1", "sentence2"], ["w7 w8", float("nan")])
     with Runtime(exported) as runtime:
-        for given in (frame_of({"text": texts, "label": ["bad", "good"]}), series):
+        for given in (frame_of({"text": texts, "label": ["bad", "good"]}), Series([1, 0], texts), melted):
             assert runtime.predict_all(tasks, given) == runtime.predict_all(tasks, texts)
-            assert runtime.predict_mixed(Series({1: "mood", 0: "score"}), given) == runtime.predict_mixed(tasks, texts)
-        assert runtime.predict("mood", row) == runtime.predict("mood", texts[0])
+            assert runtime.predict_mixed(names, given) == runtime.predict_mixed(tasks, texts)
+        assert runtime.predict("mood", row) == runtime.predict("mood", half) == runtime.predict("mood", texts[0])
+        assert runtime.predict("pair", pair) == runtime.predict("pair", [("w7", "w9 w9")])
 
 
 def test_several_tasks_at_once_are_no_name_of_one(exported):

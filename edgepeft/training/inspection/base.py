@@ -117,7 +117,8 @@ def inspect_delta(
         raise DataError(
             f"{every[0].file}: task {delta.card.task} was trained on {kinds[0]}; these rows are {kinds[1]}."
         )
-    for row in (every := (*kind.as_known(every),)):
+    every = (*kind.as_known(every),)
+    for row in every:
         if (odd := kind.unknown_label(row)) is not None:
             raise DataError(f"{row.where}: task {delta.card.task} has no label {odd!r}. Known: {kind.listed}.")
     rows, _ = split_rows(every, limit, "inspect", strata=kind.strata(every))
