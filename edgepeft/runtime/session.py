@@ -127,14 +127,16 @@ def open_session(
 
 
 def _tells_lengths_apart(model: onnx.ModelProto) -> bool:
-    """Drop the inputs that no node reads, in place; returns whether patterns of memory are then kept by length.
+    """Whether ONNX Runtime keeps patterns of memory by a row's length; an input that nothing reads is dropped for it.
 
-    ONNX Runtime keeps them by the exclusive or of all inputs' dimensions: of an even number of rows [1, T] it is 0.
+    It keeps them by the exclusive or of all inputs' dimensions: of an even number of rows [1, T] that is 0 for each T.
     """
-    read = values_read(model.graph)
-    for value in [value for value in model.graph.input if not read[value.name]]:
-        model.graph.input.remove(value)
-    return len({"input_ids", "attention_mask", "token_type_ids"} & {value.name for value in model.graph.input}) % 2 == 1
+    read, graph = values_read(model.graph), model.graph
+    rows = [value for value in graph.input if value.name in ("input_ids", "attention_mask", "token_type_ids")]
+    if len(rows) % 2 == 0 and (unread := next((value for value in rows if not read[value.name]), None)) is not None:
+        rows.remove(unread)
+        graph.input.remove(unread)
+    return len(rows) % 2 == 1
 
 
 def _with_own_matrices(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -27,7 +27,6 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import MAX_SESSIONS, SessionLru, most_sessions, open_session, session_options
 from edgepeft.training.exporting.bundle import export_bundle
 
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
 UPPER = {"skip_layers": 1}  # these leave a layer to be shared
 TASKS = [(name, name, asdict(examples(methods()[name])[0])) for name in METHODS] + [
@@ -117,21 +116,28 @@ def alive(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("reads", "kept"),
-    [(("input_ids",), True), (("input_ids", "attention_mask"), False), (TOKEN_INPUTS, True), (TOKEN_INPUTS[1:], False)],
+    ("given", "reads", "kept", "left"),
+    [
+        (3, 3, True, 3),
+        (3, 2, True, 3),
+        (2, 1, True, 1),  # without what nothing reads
+        (2, 2, False, 2),
+        (1, 1, True, 1),
+    ],
 )
-def test_a_row_alone_keeps_patterns_of_memory_where_its_inputs_tell_lengths_apart(reads, kept):
+def test_a_row_alone_keeps_patterns_of_memory_where_its_inputs_tell_lengths_apart(given, reads, kept, left):
     """ONNX Runtime keys them by the exclusive or of all dimensions, which of two inputs [1, T] is 0 for every T."""
-    given = ", ".join(f"int64[b, s] {name}" for name in TOKEN_INPUTS)
-    sums = [f"r{i} = ReduceSum <keepdims = 0> ({name}) a{i + 1} = Add (a{i}, r{i})" for i, name in enumerate(reads)]
-    body = " ".join(["a0 = Constant <value = int64 {0}> ()", *sums, f"y = Identity (a{len(reads)})"])
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g ({given}) => (int64 y) {{ {body} }}')
-    for one_row, names in ((False, {*TOKEN_INPUTS}), (True, {*reads})):
+    inputs = ("input_ids", "token_type_ids", "attention_mask")[:given]
+    sums = " ".join(f"r{i} = ReduceSum <keepdims = 0> ({inputs[i]}) a{i + 1} = Add (a{i}, r{i})" for i in range(reads))
+    body = f"a0 = Constant <value = int64 {{0}}> () {sums} y = Identity (a{reads})"
+    taken = ", ".join(f"int64[b, s] {name}" for name in inputs)
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g ({taken}) => (int64 y) {{ {body} }}')
+    for one_row, names in ((False, inputs), (True, inputs[:left])):
         session = open_session(model, Path(), 1, one_row=one_row)
         assert session.get_session_options().enable_mem_pattern == (one_row and kept)
-        assert {value.name for value in session.get_inputs()} == names
+        assert [value.name for value in session.get_inputs()] == [*names]
         for n in (2, 5, 3):
-            assert session.run(None, {name: np.ones((1, n), np.int64) for name in names})[0] == n * len(reads)
+            assert session.run(None, {name: np.ones((1, n), np.int64) for name in names})[0] == n * reads
 
 
 def test_the_least_recently_used_goes_and_never_the_one_just_used():
