@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.cost import stored_bytes
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import joined_name, without_prefix
 from edgepeft.graph.one_row import MERGED, SPLIT_HEADS, SPLIT_KEYS, is_x_w
@@ -201,6 +202,12 @@ def join_attention(model: onnx.ModelProto, join: JoinTensors, known: Container[s
             replace_nodes(model.graph, writer.nodes)
             model.graph.initializer.extend(writer.initializers.values())
         prune(model.graph)
+
+
+def joined_bytes(row: onnx.ModelProto) -> int:
+    """Bytes of what ``join_attention`` joins in a graph of ``for_one_row``, which lies in the file a second time."""
+    stored = stored_bytes(row.graph)
+    return sum(stored.get(part, 0) for each in _attended(row.graph) for parts, *_ in each.tensors() for part in parts)
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], mutates=True)

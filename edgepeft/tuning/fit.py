@@ -21,6 +21,8 @@ from edgepeft.data.rows import Row
 from edgepeft.deploy.cost import ARENA, checked_length, example_inputs, read_as, written_bytes
 from edgepeft.device.profiles import Profile
 from edgepeft.graph.cost import matrices_read, packed_bytes, peak_bytes, stored_bytes
+from edgepeft.graph.joined_row import joined_bytes
+from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.shapes import Walked
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
@@ -150,11 +152,12 @@ def _inference(
         "tokenizer": _TOKENIZER * tokenizer.stat().st_size if tokenizer.is_file() else 0,
     }
 
+    alone = SESSION + (joined_bytes(graphs[0]) if decoding is None and for_one_row(graphs[0]) else 0)
     working = _working(bundle, task, length, decoding, allowed)
 
     def parts(rows: int) -> dict[str, int]:
         shape = entry.task_kind.logits_shape(rows * each, length) if entry and decoding is None else (0,)
-        second = {"session for a text alone": SESSION} if rows > 1 and decoding is None else {}
+        second = {"session for a text alone": alone} if rows > 1 and decoding is None else {}
         more = {"inputs": _INPUTS * rows * each * length, "logits": _LOGITS * prod(shape)}
         return {**fixed, **second, **working(rows * each), **more}
 

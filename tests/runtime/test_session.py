@@ -105,8 +105,8 @@ def alive(monkeypatch):
     found = weakref.WeakSet()
     plain = session_pool.SessionPool._open
 
-    def opened(self, model):
-        session = plain(self, model)
+    def opened(self, *of):
+        session = plain(self, *of)
         found.add(session)
         return session
 
