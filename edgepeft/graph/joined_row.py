@@ -17,7 +17,6 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
-from edgepeft.graph.cost import stored_bytes
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import joined_name, without_prefix
 from edgepeft.graph.one_row import MERGED, SPLIT_HEADS, SPLIT_KEYS, is_x_w
@@ -29,6 +28,7 @@ from edgepeft.graph.protos import (
     external_tensors,
     floats,
     match_chain,
+    place_of,
     replace_nodes,
     use_contrib,
     writers,
@@ -206,7 +206,7 @@ def join_attention(model: onnx.ModelProto, join: JoinTensors, known: Container[s
 
 def joined_bytes(row: onnx.ModelProto) -> int:
     """Bytes of what ``join_attention`` joins in a graph of ``for_one_row``, which lies in the file a second time."""
-    stored = stored_bytes(row.graph)
+    stored = {tensor.name: int(place_of(tensor)["length"]) for tensor in external_tensors(row.graph)}
     return sum(stored.get(part, 0) for each in _attended(row.graph) for parts, *_ in each.tensors() for part in parts)
 
 
@@ -227,9 +227,10 @@ def add_joined(model: onnx.ModelProto, row: onnx.ModelProto, join: JoinTensors) 
 def _join_tensors(model: onnx.ModelProto, found: Sequence[_Attended], join: JoinTensors) -> None:
     """Give the model the joined tensors of each; layers may share theirs."""
     stored = {each.name: each for each in model.graph.initializer}
+    known = {*stored}
     for parts, axis, name in (tensors for each in found for tensors in each.tensors()):
-        if name and name not in stored:
-            stored[name] = join([stored[part] for part in parts], axis, name)
-            model.graph.initializer.append(stored[name])
+        if name and name not in known:
+            known.add(name)  # and not the tensor, whose values the model has
+            model.graph.initializer.append(join([stored[part] for part in parts], axis, name))
     if any(each.context for each in found):
         use_contrib(model)
