@@ -134,10 +134,10 @@ def main(command: typer.Typer = app) -> None:
     except OSError:  # a folder above may not be read, which a verb need not
         pass
     # Behind --out= no shell has seen a ~.
-    arguments = [re.sub("^(--[a-z-]+=)~(?=/|$)", lambda at: at[1] + str(Path.home()), each) for each in sys.argv[1:]]
+    sys.argv[1:] = [re.sub("^(--[a-z-]+=)~(?=/|$)", lambda at: at[1] + str(Path.home()), arg) for arg in sys.argv[1:]]
     try:
-        with heartbeat(" ".join(["edgepeft", *arguments[:1]])):
-            code = command(arguments, standalone_mode=False)
+        with heartbeat(" ".join(["edgepeft", *sys.argv[1:2]])):
+            code = command(standalone_mode=False)
     except EdgepeftError as error:
         _fail(str(error), error.exit_code)
     except _Refused as error:

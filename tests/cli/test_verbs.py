@@ -38,6 +38,16 @@ def test_a_folder_that_went_away_under_its_user_is_said_to_have(exported, tmp_pa
     assert done.returncode == 1 and "this folder was removed or replaced while you were in it" in done.stderr
 
 
+def test_a_home_behind_an_equals_sign_is_the_users(monkeypatch, tmp_path):
+    """bash and dash leave it as it is: a folder called ~ was made."""
+    seen = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["edgepeft", "merge", "--out=~/b", "--data=~", "--task=~x", "~/y", "--text=a~/b"])
+    with pytest.raises(SystemExit):
+        main(lambda **_: seen.extend(sys.argv[2:]))
+    assert seen == [f"--out={tmp_path}/b", f"--data={tmp_path}", "--task=~x", "~/y", "--text=a~/b"]
+
+
 def test_run_json_is_one_document_and_the_rest_goes_to_stderr(exported):
     done = process("run", exported, "--task", "mood", "--json", "w7", "w8 " * 500)
     answers = json.loads(done.stdout)
