@@ -236,6 +236,7 @@ def text_columns(record: Mapping[str, Any], pair: str | None = None) -> list[tup
     return [*((text,) for text in texts), *((known[first], known[second]) for first, second in pairs)]
 
 
+# What a column of 0 and 1 holds, in lower case, as tables and data sets write it.
 BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 

@@ -33,7 +33,7 @@ from edgepeft.common.registry import names_of
 
 
 def _at_home(given: Any) -> Any:
-    """Return a path, or several, with the user's home for its ``~``, which no shell has seen in Python or --out=~."""
+    """Return a path, or several, with the user's home for its ``~``, which in Python no shell has seen."""
     if isinstance(given, list | tuple):
         return [*map(_at_home, given)]
     return expanduser(given) if isinstance(given, str | Path) and str(given).startswith("~") else given  # noqa: PTH111
